@@ -1,0 +1,96 @@
+"""The environment that the engine compiles in: which variables lead it away from its toolkit."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from cuda_toolkit.checks import Check
+
+# Where torch and tilelang look for the toolkit, before they look for nvcc on PATH.
+HOMES = ("CUDA_HOME", "CUDA_PATH")
+# Variables that change which headers nvcc, gcc or tilelang open. No engine needs them.
+STRAY = (
+    "NVCC_PREPEND_FLAGS",
+    "NVCC_APPEND_FLAGS",
+    "CPATH",
+    "C_INCLUDE_PATH",
+    "CPLUS_INCLUDE_PATH",
+    "GCC_EXEC_PREFIX",
+    "COMPILER_PATH",
+    "TL_CUTLASS_PATH",
+    "TL_TEMPLATE_PATH",
+)
+# All that can change the outcome of a compilation.
+STEERING = (*STRAY, *HOMES, "NVCC_CCBIN", "LD_LIBRARY_PATH", "LD_PRELOAD")
+
+
+def steering(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of `environment` that can change the outcome of a compilation."""
+    return {name: environment[name] for name in STEERING if environment.get(name)}
+
+
+def digest(environment: Mapping[str, str]) -> str:
+    """One digest of all variables and their values."""
+    text = "\0".join(f"{name}={environment[name]}" for name in sorted(environment))
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
+
+
+def host_compiler(environment: Mapping[str, str]) -> Path | None:
+    """The gcc that nvcc would call, None when there is none. NVCC_CCBIN is a file or a folder."""
+    named = environment.get("NVCC_CCBIN") or "gcc"
+    name = f"{named}/gcc" if Path(named).is_dir() else named
+    found = _which(name, environment)
+    return found.resolve() if found else None
+
+
+def nvcc_on_path(environment: Mapping[str, str]) -> Path | None:
+    """The nvcc that a plain `nvcc` runs, as PATH names it; None when there is none."""
+    return _which("nvcc", environment)
+
+
+def check_environment(prefix: Path, environment: Mapping[str, str], engines: bool) -> Check:
+    """Whether `environment` leads every compilation to the toolkit at `prefix`.
+
+    Args:
+        engines: it is an engine's own, not that of somebody's shell, so it must lead there; a
+            shell's is only refused when it was made for CUDA and leads elsewhere.
+    """
+    homes = {name: environment[name] for name in HOMES if environment.get(name)}
+    wrong = [
+        f"{name}={value} is not {prefix}"
+        for name, value in homes.items()
+        if Path(value).resolve() != prefix
+    ]
+    if engines and not homes:
+        wrong.append(f"{HOMES[0]} is not set; set it to {prefix}")
+    if engines or homes:
+        wrong += _wrong_path(prefix, nvcc_on_path(environment))
+    wrong += [
+        f"{name}={environment[name]} adds to the search for headers; unset it"
+        for name in STRAY
+        if environment.get(name)
+    ]
+    if wrong:
+        return Check("environment", False, "; ".join(wrong))
+    whose = "the engine's" if engines else "this shell's"
+    return Check("environment", True, f"nothing in {whose} variables leads to another toolkit")
+
+
+def _wrong_path(prefix: Path, found: Path | None) -> list[str]:
+    if found is None:
+        return [f"PATH has no nvcc; put {prefix / 'bin'} first"]
+    # The folder may be a link, the file may not: nvcc looks for its profile beside its own name.
+    if found.parent.resolve() == prefix / "bin" and not found.is_symlink():
+        return []
+    if found.resolve().is_relative_to(prefix):
+        return [f"PATH leads to {found}, a symlink to the file: nvcc reads no nvcc.profile then"]
+    return [f"PATH leads to {found}; put {prefix / 'bin'} first"]
+
+
+def _which(name: str, environment: Mapping[str, str]) -> Path | None:
+    found = shutil.which(name, path=environment.get("PATH", os.defpath))
+    return Path(found) if found else None

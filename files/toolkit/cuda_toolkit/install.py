@@ -1,0 +1,150 @@
+"""The installer: a staged tree, proved, then published by one rename.
+
+The tree's folder is named by the digest of what determines it. Whatever moment the installer is
+killed at, nothing half-made stands at a final path, and the next run ends in a good tree.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hostlib.errors import HostError
+
+from cuda_toolkit import stamp
+from cuda_toolkit.spec import (
+    SPEC_FILE,
+    Archives,
+    Spec,
+    load_expected,
+    to_json,
+    tree_description,
+    tree_name,
+)
+
+STAGING = ".staging."
+ARCHIVES = ".archives"
+LOCK_WAIT_S = 600.0
+
+
+def install(spec: Spec, root: Path, link: Path, lock_wait_s: float = LOCK_WAIT_S) -> str:
+    """Bring the toolkit of `spec` to `root`/<digest>, prove it, and point `link` at it.
+
+    Returns:
+        What was done, as a line for a person.
+
+    Raises:
+        HostError: any refusal; neither `link` nor any published tree was changed then.
+    """
+    tree = root / tree_name(spec)
+    if state(spec, root, link)["changed_reason"] is None:
+        return f"already installed: {tree}"
+    from cuda_toolkit.place import check_place
+
+    check_place(root, link)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    with alone(root, lock_wait_s) as lock:
+        return _install_alone(spec, root, link, lock)
+
+
+def state(spec: Spec, root: Path, link: Path) -> dict[str, Any]:
+    """What stands there: path of the tree, installed, proved, link_ok, and why a run would change.
+
+    `changed_reason` is None when a run would change nothing.
+    """
+    tree = root / tree_name(spec)
+    installed = (tree / SPEC_FILE).is_file()
+    unproved = stamp.stale_reason(tree, spec.expected) if installed else None
+    link_ok = link.is_symlink() and link.readlink() == tree
+    reason = None
+    if not installed:
+        reason = f"{tree} is not installed"
+    elif unproved:
+        reason = unproved
+    elif not link_ok:
+        reason = f"{link} does not point to {tree}"
+    return {
+        "path": str(tree),
+        "installed": installed,
+        "proved": installed and unproved is None,
+        "link_ok": link_ok,
+        "changed_reason": reason,
+    }
+
+
+@contextlib.contextmanager
+def alone(root: Path, lock_wait_s: float) -> Iterator[int]:
+    """Be the one installer that works below `root`; what killed ones left is removed.
+
+    Gives the lock's descriptor; a child that inherits it holds the lock as long as it lives.
+
+    Raises:
+        HostError: another still works there after `lock_wait_s`; it is named.
+    """
+    from hostlib.atomic import locked
+
+    from cuda_toolkit.collect import REMOVING
+    from cuda_toolkit.proving import say
+
+    root.mkdir(parents=True, exist_ok=True)
+    place = root / ".lock"
+    with contextlib.ExitStack() as stack:
+        try:
+            lock = stack.enter_context(locked(place, "cuda-install", wait_seconds=0))
+        except HostError as error:
+            if lock_wait_s <= 0:
+                raise
+            say(f"{error.message.partition(';')[0]}; waiting up to {lock_wait_s:.0f} s")
+            lock = stack.enter_context(locked(place, "cuda-install", wait_seconds=lock_wait_s))
+        for pattern in (STAGING, REMOVING):
+            for stale in root.glob(f"{pattern}*"):
+                shutil.rmtree(stale)
+        yield lock
+
+
+def _install_alone(spec: Spec, root: Path, link: Path, lock: int) -> str:
+    from hostlib.atomic import publish_dir, replace_symlink, write_file
+
+    from cuda_toolkit.proving import prove_clean
+    from cuda_toolkit.space import check_space
+
+    tree = root / tree_name(spec)
+    archives = root / ARCHIVES
+    description = to_json(tree_description(tree.name, spec.source.identity, spec.expected))
+    if not (tree / SPEC_FILE).is_file():
+        if tree.exists():
+            raise HostError(
+                f"{tree}: stands there and was not made by this installer; move it away, then "
+                "run again"
+            )
+        check_space(spec, root, archives)
+        staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=root))
+        try:
+            staged = _make_tree(spec, archives, staging, lock)
+            (staged / SPEC_FILE).write_bytes(description)
+            prove_clean(spec.expected, staged, tree.name, "it was not installed")
+            publish_dir(staged, tree)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    elif stamp.stale_reason(tree, spec.expected) is not None:
+        way_out = f"remove {tree} and run again to install it anew"
+        prove_clean(spec.expected, tree, str(tree), way_out)
+        if load_expected(tree / SPEC_FILE) != spec.expected:
+            write_file(tree / SPEC_FILE, description)
+    shutil.rmtree(archives, ignore_errors=True)
+    replace_symlink(link, tree)
+    return f"installed and proved: {tree}"
+
+
+def _make_tree(spec: Spec, archives: Path, staging: Path, lock: int) -> Path:
+    if isinstance(spec.source, Archives):
+        from cuda_toolkit import archives as redist
+
+        return redist.make_tree(spec.source, archives, staging)
+    from cuda_toolkit import runfile
+
+    return runfile.make_tree(spec.source, archives, staging, lock)
