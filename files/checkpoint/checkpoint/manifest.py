@@ -1,0 +1,106 @@
+"""The manifest: every file of a checkpoint with its size and digest, its census, its origin.
+
+{"format": 1, "files": {name: {"size", "sha256"}}, "census": {...}, "provenance": {...}}
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from hostlib.errors import HostError
+
+from checkpoint.strict import (
+    as_count,
+    as_file_name,
+    as_object,
+    as_sha256,
+    as_text,
+    parse_object,
+    require_regular,
+)
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+STAMP = "stamp.json"
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+NAME_DIGITS = 16  # of the manifest's sha256, the name of the checkpoint's folder
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """Size in bytes and hex sha256 of one file."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A parsed manifest. `sha256` is that of its own bytes and the checkpoint's identity."""
+
+    raw: bytes
+    files: dict[str, FileEntry]
+    census: dict[str, object]
+    provenance: dict[str, str]
+
+    @property
+    def sha256(self) -> str:
+        """Hex digest of the manifest's bytes."""
+        return hashlib.sha256(self.raw).hexdigest()
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all files together."""
+        return sum(entry.size for entry in self.files.values())
+
+
+def folder_name(manifest_sha256: str) -> str:
+    """Name of the folder that holds the checkpoint with this manifest."""
+    return manifest_sha256[:NAME_DIGITS]
+
+
+def parse(raw: bytes, where: str) -> Manifest:
+    """The manifest in `raw`.
+
+    Raises:
+        HostError: not of this format, a name that is not a plain file name, or a file that every
+            checkpoint needs is not listed.
+    """
+    top = parse_object(raw, where)
+    if top.get("format") != FORMAT:
+        raise HostError(f"{where}: format is not {FORMAT}; this is another kind of manifest")
+    if top.keys() != {"format", "files", "census", "provenance"}:
+        raise HostError(f"{where}: wants exactly format, files, census and provenance")
+    files: dict[str, FileEntry] = {}
+    for name, value in as_object(top["files"], f"{where}: files").items():
+        place = f"{where}: files: {as_file_name(name, f'{where}: files')}"
+        fields = as_object(value, place)
+        if fields.keys() != {"size", "sha256"}:
+            raise HostError(f"{place}: wants exactly size and sha256")
+        files[name] = FileEntry(
+            as_count(fields["size"], f"{place}: size"),
+            as_sha256(fields["sha256"], f"{place}: sha256"),
+        )
+    for name in (MANIFEST, STAMP):
+        if name in files:
+            raise HostError(f"{where}: files: {name} cannot be a file of the checkpoint")
+    for name in (CONFIG, INDEX):
+        if name not in files:
+            raise HostError(f"{where}: files: {name} is not listed; the manifest is incomplete")
+    provenance = as_object(top["provenance"], f"{where}: provenance")
+    return Manifest(
+        raw,
+        files,
+        as_object(top["census"], f"{where}: census"),
+        {key: as_text(value, f"{where}: provenance: {key}") for key, value in provenance.items()},
+    )
+
+
+def read(folder: Path) -> Manifest:
+    """The manifest in `folder`; raises HostError as `parse`, or if it is absent."""
+    path = folder / MANIFEST
+    require_regular(path)
+    return parse(path.read_bytes(), str(path))

@@ -1,0 +1,81 @@
+"""JSON from outside, read strictly: no duplicate keys, no surprises of type."""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+from hostlib import strict_json
+from hostlib.errors import HostError
+
+LIMIT_BYTES = 64 << 20
+NAMED_AT_MOST = 5
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
+
+
+def parse_object(raw: bytes, where: str) -> dict[str, object]:
+    """The JSON object in `raw`; raises HostError as `hostlib.strict_json.parse_object`."""
+    return strict_json.parse_object(raw, where, "the file is damaged")
+
+
+def read_object(path: Path) -> dict[str, object]:
+    """The JSON object in file `path`; raises HostError as `parse_object`, or if it is absent."""
+    require_regular(path)
+    if path.stat().st_size > LIMIT_BYTES:
+        raise HostError(f"{path}: larger than {LIMIT_BYTES} bytes; this is not the file expected")
+    return parse_object(path.read_bytes(), str(path))
+
+
+def as_object(value: object, where: str) -> dict[str, object]:
+    """`value` itself if it is a JSON object; raises HostError otherwise."""
+    if not isinstance(value, dict):
+        raise HostError(f"{where}: missing, or not a JSON object")
+    return value
+
+
+def as_text(value: object, where: str) -> str:
+    """`value` itself if it is a string; raises HostError otherwise."""
+    if not isinstance(value, str):
+        raise HostError(f"{where}: missing, or not a string")
+    return value
+
+
+def as_count(value: object, where: str, least: int = 0, most: int = 1 << 62) -> int:
+    """`value` itself if it is a whole number within the bounds; raises HostError otherwise."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise HostError(f"{where}: missing, or not a whole number from {least} to {most}")
+    return value
+
+
+def as_sha256(value: object, where: str) -> str:
+    """`value` itself if it is a hex sha256; raises HostError otherwise."""
+    if not isinstance(value, str) or not _SHA256.fullmatch(value):
+        raise HostError(f"{where}: missing, or not a sha256 (64 lower-case hex digits)")
+    return value
+
+
+def as_file_name(value: object, where: str) -> str:
+    """`value` itself if it names a file inside one folder; raises HostError otherwise."""
+    if not isinstance(value, str) or not _FILE_NAME.fullmatch(value):
+        raise HostError(f"{where}: {str(value)[:100]!r} is not a plain file name")
+    return value
+
+
+def require_regular(path: Path) -> None:
+    """Raise HostError unless `path` is a regular file, not a symlink."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        raise HostError(f"{path}: missing; the checkpoint is incomplete") from None
+    if not stat.S_ISREG(mode):
+        raise HostError(f"{path}: not a regular file; a checkpoint holds files, not links")
+
+
+def few(names: Sequence[str]) -> str:
+    """The first names and how many more there are."""
+    shown = ", ".join(names[:NAMED_AT_MOST])
+    more = len(names) - NAMED_AT_MOST
+    return f"{shown} and {more} more" if more > 0 else shown
