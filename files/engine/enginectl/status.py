@@ -1,0 +1,172 @@
+"""What runs, as one look shows it: at most one subprocess."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hostlib.errors import HostError
+
+from enginectl import network, server, systemd
+from enginectl.paths import Places
+from enginectl.release import Release, load_release
+from enginectl.state import load_state, load_trial
+
+_FLAGS = {
+    "--max-num-seqs": "max_num_seqs",
+    "--gpu-memory-utilization": "gpu_memory_utilization",
+    "--max-model-len": "max_model_len",
+    "--max-num-batched-tokens": "max_num_batched_tokens",
+}
+
+
+def collect(places: Places) -> dict[str, Any]:
+    """The state of the engine in plain JSON types.
+
+    `running` holds what the process's own arguments say: mtp_depth (k), max_num_seqs (MNS),
+    gpu_memory_utilization (GMU), max_model_len and max_num_batched_tokens, each null if absent.
+    What cannot be known is null, and `problems` says why.
+    """
+    problems: list[str] = []
+    answer: dict[str, Any] = {
+        "committed": None,
+        "previous": None,
+        "trial": None,
+        "unit": None,
+        "listen": None,
+        "healthy": None,
+        "served_names": None,
+        "serving": False,
+        "running": None,
+        "problems": problems,
+    }
+    engine: systemd.Unit | None = None
+    try:
+        engine, switch = systemd.show(systemd.ENGINE_UNIT, systemd.SWITCH_UNIT)
+        answer["unit"] = {
+            "active_state": engine.active,
+            "sub_state": engine.sub,
+            "restarts": engine.restarts,
+            "main_pid": engine.main_pid,
+            "invocation": engine.invocation,
+        }
+        if engine.main_pid:
+            answer["running"] = settings_of(command_line(engine.main_pid))
+        trial = load_trial(places)
+        if trial is not None:
+            active = switch.active == "active" and switch.invocation == trial.invocation
+            answer["trial"] = {"release": trial.release, "active": active}
+    except HostError as error:
+        problems.append(error.message)
+    try:
+        state = load_state(places)
+        answer["committed"], answer["previous"] = state.committed, state.previous
+        if state.committed is None:
+            problems.append(f"{places.state}: no release is committed")
+        else:
+            release = load_release(places, state.committed)
+            answer["listen"] = str(release.listen)
+            answer["healthy"] = server.healthy(release.listen)
+            answer["served_names"] = server.served_names(release.listen)
+            if engine is not None:
+                faults = unit_faults(release, engine)
+                problems += faults
+                answer["serving"] = (
+                    runs(release, engine)
+                    and not faults
+                    and answer["healthy"]
+                    and answer["served_names"] == release.served_names
+                )
+    except HostError as error:
+        problems.append(error.message)
+    return answer
+
+
+def unit_faults(release: Release, unit: systemd.Unit) -> list[str]:
+    """Why the answer on the port may not be the unit's with this release."""
+    faults = []
+    if unit.running and not runs(release, unit):
+        faults.append(f"the unit runs other arguments than {release.name}; deploy again")
+    if network.taken_by_others(release.listen, systemd.all_processes(unit)):
+        faults.append(f"{release.listen}: a process that is not the unit's listens there; end it")
+    return faults
+
+
+def runs(release: Release, unit: systemd.Unit) -> bool:
+    """Whether the unit's main process has the release's arguments.
+
+    A prefix that replaces itself by the engine, such as numactl, is gone from the process.
+    """
+    found = command_line(unit.main_pid) if unit.running else []
+    return bool(found) and list(release.argv[-len(found) :]) == found
+
+
+def command_line(pid: int) -> list[str]:
+    """The arguments of process `pid`; empty if it has ended."""
+    try:
+        content = (Path("/proc") / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return []
+    return [word.decode("utf-8", "replace") for word in content.split(b"\0")[:-1]]
+
+
+def settings_of(argv: Sequence[str]) -> dict[str, Any]:
+    """The settings that people ask for, read from the engine's arguments."""
+    values: dict[str, str] = {}
+    for word, following in zip(argv, [*argv[1:], ""]):  # noqa: B905
+        flag, equals, value = word.partition("=")
+        if flag.startswith("--"):
+            values[flag] = value if equals else following
+    found: dict[str, Any] = {"mtp_depth": _depth(values.get("--speculative-config"))}
+    for flag, key in _FLAGS.items():
+        found[key] = _number(values.get(flag))
+    return found
+
+
+def as_text(answer: dict[str, Any]) -> str:
+    """`collect`'s answer for people."""
+    unit, running = answer["unit"] or {}, answer["running"] or {}
+    trial = answer["trial"]
+    health = {True: "healthy", False: "no answer", None: "unknown"}[answer["healthy"]]
+    lines = [
+        f"release   {answer['committed'] or 'none committed'}"
+        + (f" (before it: {answer['previous']})" if answer["previous"] else ""),
+        f"unit      {unit.get('active_state', '?')} ({unit.get('sub_state', '?')}), "
+        f"main process {unit.get('main_pid', '?')}, {unit.get('restarts', '?')} restarts",
+        f"serves    {answer['listen'] or '?'}: {health}, as "
+        + (" ".join(answer["served_names"] or []) or "?"),
+        f"settings  k={_shown(running, 'mtp_depth')} MNS={_shown(running, 'max_num_seqs')} "
+        f"GMU={_shown(running, 'gpu_memory_utilization')} "
+        f"max_model_len={_shown(running, 'max_model_len')} "
+        f"batched_tokens={_shown(running, 'max_num_batched_tokens')}",
+    ]
+    if trial:
+        words = "a switch tries" if trial["active"] else "left by an ended switch:"
+        lines.append(f"trial     {words} {trial['release']}")
+    return "\n".join(lines + [f"problem   {text}" for text in answer["problems"]])
+
+
+def _shown(running: dict[str, Any], key: str) -> str:
+    value = running.get(key)
+    return "?" if value is None else str(value)
+
+
+def _depth(config: str | None) -> int | None:
+    if config is None:
+        return None
+    try:
+        depth = json.loads(config)["num_speculative_tokens"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return depth if type(depth) is int else None
+
+
+def _number(text: str | None) -> int | float | None:
+    for kind in (int, float):
+        try:
+            return kind(text or "")
+        except ValueError:
+            continue
+    return None
