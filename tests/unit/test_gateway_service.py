@@ -1,0 +1,245 @@
+"""The gateway as its operator meets it: commands, exit codes, signals, the unit."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fable_gateway.app import DRAIN_S
+from fable_gateway.config import parse
+from fable_gateway.errors import GatewayError
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stack.managed import render
+from tests.unit.gateway_support import (
+    KEY,
+    OTHER_KEY,
+    PATIENCE_S,
+    config_for,
+    digest,
+    engine,
+    gateway_before,
+    install,
+)
+
+VALID = config_for("http://198.51.100.7:8601")
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Path:
+    return install(tmp_path)
+
+
+def run(launcher: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    # Any python3 may start it, also one without the gateway's libraries.
+    command = ["/usr/bin/env", "python3", launcher, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+WRONG: list[tuple[Any, str]] = [
+    ("{", "line 1"),
+    ("[]", "the config: must be an object"),
+    ('{"a": 1, "a": 2}', "'a': stands twice"),
+    (VALID | {"kyes": {}}, "unknown key 'kyes'"),
+    ({k: v for k, v in VALID.items() if k != "models"}, "models is missing"),
+    (VALID | {"upstreams": ["http://a:1", "http://b:1"]}, "upstreams: 2 addresses"),
+    (VALID | {"upstreams": ["https://a/v1"]}, "upstreams[0]: 'https://a/v1'"),
+    (VALID | {"listen": {"host": "127.0.0.1", "port": 0}}, "listen.port"),
+    (VALID | {"max_in_flight": True}, "max_in_flight"),
+    (VALID | {"hold_seconds": -1}, "hold_seconds"),
+    (VALID | {"hold_seconds": float("nan")}, "hold_seconds"),
+    (VALID | {"keys": {"a": {"sha256": KEY}}}, "keys.a.sha256"),
+    (VALID | {"keys": {"a": digest(KEY), "b": digest(KEY)}}, "keys.b.sha256"),
+    (VALID | {"keys": {"a b": digest(KEY)}}, "keys: 'a b'"),
+    (VALID | {"models": ["a", "a"]}, "models: a name stands twice"),
+]
+
+
+@pytest.mark.parametrize(("content", "said"), WRONG, ids=[said for _, said in WRONG])
+def test_a_wrong_config_is_refused_by_its_key(content: Any, said: str) -> None:
+    text = content if isinstance(content, str) else json.dumps(content)
+    with pytest.raises(GatewayError) as error:
+        parse(text.encode(), "config.json")
+    assert str(error.value).startswith("config.json: ")
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+@given(st.sampled_from(sorted(VALID)), JSON_VALUES)
+def test_any_value_anywhere_is_taken_or_refused_in_one_line(name: str, value: object) -> None:
+    try:
+        parse(json.dumps(VALID | {name: value}).encode(), "config.json")
+    except GatewayError as error:
+        assert len(str(error).splitlines()) == 1
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_refused_in_one_line(content: bytes) -> None:
+    with pytest.raises(GatewayError) as error:
+        parse(content, "config.json")
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_check_and_serve_exit_codes(launcher: Path, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(VALID))
+    good = run(launcher, "check", "--config", file)
+    assert (good.returncode, good.stderr) == (0, "")
+    for command in ("check", "serve"):
+        absent = run(launcher, command, "--config", tmp_path / "absent.json")
+        assert absent.returncode == 2
+        assert len(absent.stderr.splitlines()) == 1
+    file.write_text(json.dumps(VALID | {"kyes": {}}))
+    for command in ("check", "serve"):
+        wrong = run(launcher, command, "--config", file)
+        assert (wrong.returncode, wrong.stdout) == (1, "")
+        assert re.fullmatch(rf"fable_gateway: {file}: .*'kyes'.*\n", wrong.stderr)
+
+
+def test_a_taken_port_is_one_line(launcher: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps(VALID | {"listen": {"host": "127.0.0.1", "port": port}}))
+        taken = run(launcher, "serve", "--config", file)
+    assert taken.returncode == 2
+    assert f"127.0.0.1:{port}: cannot be listened on" in taken.stderr
+    assert len(taken.stderr.splitlines()) == 1
+
+
+def test_a_missing_venv_is_one_line(launcher: Path, tmp_path: Path) -> None:
+    (tmp_path / "fable-gateway/venv").unlink()
+    missing = run(launcher, "check", "--config", "x")
+    assert missing.returncode == 2
+    assert len(missing.stderr.splitlines()) == 1
+
+
+def test_only_an_argument_moves_the_place(launcher: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (tmp_path / "fable-gateway").rename(elsewhere)
+    assert run(launcher, "keys", "new", "bob").returncode == 2
+    moved = run(launcher, "--place", elsewhere, "keys", "new", "bob")
+    assert moved.returncode == 0
+
+
+def test_keys_new_prints_the_key_and_the_line_that_makes_it_valid(launcher: Path) -> None:
+    outputs = [run(launcher, "keys", "new", "bob") for _ in range(2)]
+    keys = []
+    for output in outputs:
+        assert (output.returncode, output.stderr) == (0, "")
+        first, second = output.stdout.splitlines()
+        keys.append(first.split()[-1])
+        line = second.partition("settings:")[2].strip().rstrip(",")
+        summed = subprocess.run(
+            ["sha256sum"], input=keys[-1], capture_output=True, text=True, check=True
+        ).stdout.split()[0]
+        assert json.loads(f"{{{line}}}") == {"bob": summed}
+        assert output.stdout.count(keys[-1]) == 1
+    assert keys[0] != keys[1]
+    refused = run(launcher, "keys", "new", "bob builder")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_sighup_takes_new_keys_and_keeps_the_old_ones_if_the_file_is_broken(
+    tmp_path: Path,
+) -> None:
+    with engine() as upstream, gateway_before(upstream.url, tmp_path) as gateway:
+        alice, bob = {"x-api-key": KEY}, {"x-api-key": OTHER_KEY}
+        assert gateway.ask(headers=bob)[0] == 401
+        both = gateway.config | {"keys": {"alice": digest(KEY), "bob": digest(OTHER_KEY)}}
+        assert gateway.reload(json.dumps(both))["keys"] == 2
+        assert gateway.ask(headers=bob)[0] == gateway.ask(headers=alice)[0] == 200
+        for broken in ("{", json.dumps(both | {"keys": {"bob": "x"}})):
+            line = gateway.reload(broken)
+            assert line["kept_keys"] == 2
+            assert str(gateway.file) in line["error"]
+            assert gateway.ask(headers=bob)[0] == gateway.ask(headers=alice)[0] == 200
+        fewer = both | {"keys": {"bob": digest(OTHER_KEY)}, "max_in_flight": 3}
+        assert gateway.reload(json.dumps(fewer))["needs_restart"] == ["max_in_flight"]
+        assert gateway.ask(headers=alice)[0] == 401
+
+
+def test_readiness_is_told_and_sigterm_lets_a_stream_finish(tmp_path: Path) -> None:
+    told = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(told))
+        manager.settimeout(PATIENCE_S)
+        with (
+            engine() as upstream,
+            gateway_before(upstream.url, tmp_path, {"NOTIFY_SOCKET": str(told)}) as gateway,
+        ):
+            assert manager.recv(100) == b"READY=1"
+            idle = gateway.connect()
+            idle.request("GET", "/health")
+            idle.getresponse().read()
+            connection = gateway.connect()
+            connection.request(
+                "POST", "/v1/completions", json.dumps({"act": "hold"}), {"x-api-key": KEY}
+            )
+            upstream.next_seen()
+            gateway.process.terminate()
+            assert manager.recv(100) == b"STOPPING=1"
+            gateway.wait_for(lambda line: line["event"] == "stopping")
+            with pytest.raises(ConnectionRefusedError):
+                # The socket closes right after the line; a refusal must come.
+                for _ in range(200):
+                    socket.create_connection(("127.0.0.1", gateway.port), PATIENCE_S).close()
+                    gateway.process.poll()
+            upstream.release.set()
+            answer = connection.getresponse()
+            assert answer.status == 200
+            assert json.loads(answer.read())["choices"]
+            assert gateway.process.wait(PATIENCE_S) == 0
+
+
+def rendered_unit() -> str:
+    """The text that the deploy lays down."""
+    return render(
+        "gateway/fable-gateway.service.j2",
+        service_user="mavis",
+        python="/home/mavis/fable-gateway/venv/bin/python",
+        launcher="/home/mavis/bin/fable_gateway.py",
+        config="/etc/fable-gateway/config.json",
+    )
+
+
+def test_the_unit_is_hardened_and_understood(tmp_path: Path) -> None:
+    # A program that exists, so that nothing but the unit can be wrong.
+    unit = tmp_path / "fable-gateway.service"
+    unit.write_text(
+        rendered_unit().replace("/home/mavis/fable-gateway/venv/bin/python", sys.executable)
+    )
+    verdict = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--threshold=15", "--no-pager", unit],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert verdict.returncode == 0, verdict.stdout + verdict.stderr
+    known = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False
+    )
+    assert (known.returncode, known.stderr) == (0, "")
+
+
+def test_systemd_waits_longer_than_the_drain() -> None:
+    found = re.search(r"^TimeoutStopSec=(\d+)$", rendered_unit(), re.MULTILINE)
+    assert found
+    assert int(found[1]) > DRAIN_S
