@@ -1,0 +1,1 @@
+"""Stand-in: only the path to the API server exists; the real package is not here."""

@@ -1,0 +1,84 @@
+"""What the lab's hosts install from: a site with mirror, checkpoint and wheel, and its lock.
+
+The lock has the shape of `stack/artifacts.lock.yaml`; only the bytes behind it are the lab's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lab import checkpoint, image, mirror, wheel
+from lab.places import CACHE, SITE_URL
+
+ENGINE_REQUIREMENTS = Path(__file__).parent / "engine" / "requirements.lock"
+
+
+@dataclass(frozen=True)
+class Supplies:
+    """The folder that the site serves, and the lock that names its bytes."""
+
+    site: Path
+    lock: Path
+
+
+def build_supplies(base: Path) -> Supplies:
+    """Build (or take from the cache) everything that the lab's hosts fetch."""
+    apt_source = mirror.debian_mirror(image.apt_sources(base))
+    toolkit = mirror.build(CACHE, apt_source)
+    model = checkpoint.build(CACHE)
+    with image.cache_lock("supplies"):
+        wheels, engine = _wheel()
+        lock = {
+            "toolkit": toolkit.lock(f"{SITE_URL}/toolkit"),
+            "checkpoint": {
+                "source": f"{SITE_URL}/checkpoint",
+                "manifest_sha256": model.manifest_sha256,
+            },
+            "engine": {
+                "wheel": {
+                    "distribution": "lab-engine-standin",
+                    "url": f"{SITE_URL}/wheels/{engine.name}",
+                    "sha256": hashlib.sha256(engine.read_bytes()).hexdigest(),
+                },
+                "requirements": str(wheels / ENGINE_REQUIREMENTS.name),
+            },
+        }
+        return _compose(lock, {
+            "toolkit": toolkit.folder, "checkpoint": model.folder, "wheels": wheels,
+        })  # fmt: skip
+
+
+def _wheel() -> tuple[Path, Path]:
+    """The engine stand-in's wheel and its hash lock, in a folder named by the wheel's digest."""
+    with tempfile.TemporaryDirectory(prefix="wheels-tmp.", dir=CACHE) as work:
+        built = wheel.build(Path(work))
+        shutil.copy(ENGINE_REQUIREMENTS, work)
+        parts = [path.read_bytes() for path in sorted(Path(work).iterdir())]
+        folder = CACHE / f"wheels-{hashlib.sha256(b''.join(parts)).hexdigest()[:16]}"
+        if not folder.exists():
+            shutil.copytree(work, folder)
+    return folder, folder / built.name
+
+
+def _compose(lock: dict[str, Any], parts: dict[str, Path]) -> Supplies:
+    """A folder named by the lock's digest: links to the parts, and the lock itself."""
+    text = "# Written by the lab; the bytes behind these digests are stand-ins.\n"
+    text += yaml.safe_dump(lock, sort_keys=False)
+    final = CACHE / f"site-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    if not final.exists():
+        staged = Path(tempfile.mkdtemp(prefix="site-tmp.", dir=CACHE))
+        staged.chmod(0o755)
+        served = staged / "served"
+        served.mkdir()
+        for name, target in parts.items():
+            (served / name).symlink_to(target)
+        (staged / "artifacts.lock.yaml").write_text(text)
+        staged.rename(final)
+    return Supplies(site=final / "served", lock=final / "artifacts.lock.yaml")
