@@ -1,0 +1,1 @@
+"""Builds content-addressed virtual environments from hash locks. Standard library only."""

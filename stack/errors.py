@@ -1,0 +1,7 @@
+"""Errors of the control side: one line, no traceback, also under plain `pyinfra`."""
+
+from pyinfra.api.exceptions import PyinfraError
+
+
+class StackError(PyinfraError):
+    """A wrong setting, lock or state: names the thing, the place and the way out."""

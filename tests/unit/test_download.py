@@ -1,0 +1,184 @@
+"""Fetching: resumed, tried again, never trusted; against a server that misbehaves on order."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.server
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hostlib import download
+from hostlib.errors import HostError
+from hostlib.progress import Progress
+
+CONTENT = os.urandom(5_000_000)
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+Answer = Callable[["Handler", int], None]
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Answers each request by the next of `answers`, the last one for ever; notes the ranges."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.content = CONTENT
+        self.answers: list[Answer] = [whole]
+        self.ranges: list[str | None] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/file"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """One request."""
+
+    server: Server
+
+    def do_GET(self) -> None:
+        self.server.ranges.append(self.headers.get("Range"))
+        answer = self.server.answers[0]
+        if len(self.server.answers) > 1:
+            self.server.answers.pop(0)
+        answer(self, int((self.headers.get("Range") or "bytes=0-")[6:-1]))
+
+    def send(self, code: int, length: int, content: bytes) -> None:
+        self.send_response(code)
+        self.send_header("Content-Length", str(length))
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):  # a client that has what it wanted
+            self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def cut_after(count: int | None) -> Answer:
+    def answer(request: Handler, start: int) -> None:
+        rest = request.server.content[start:]
+        request.send(206 if start else 200, len(rest), rest[:count])
+
+    return answer
+
+
+whole = cut_after(None)
+
+
+def no_ranges(request: Handler, start: int) -> None:
+    request.send(200, len(request.server.content), request.server.content)
+
+
+def status(code: int) -> Answer:
+    return lambda request, start: request.send(code, 0, b"")
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(download, "BACKOFF_S", 0.001)
+    with Server() as found:
+        thread = threading.Thread(target=found.serve_forever, args=(0.01,))
+        thread.start()
+        yield found
+        found.shutdown()
+        thread.join()
+
+
+def fetch(server: Server, target: Path) -> int:
+    """Fetch; the bytes that the progress counted."""
+    progress = Progress("test", len(CONTENT))
+    download.fetch(server.url, target, SHA256, len(CONTENT), progress)
+    told = subprocess.run(["sha256sum", target], capture_output=True, text=True, check=True).stdout
+    assert told.split()[0] == SHA256
+    assert list(target.parent.iterdir()) == [target]
+    return progress.done_bytes
+
+
+def test_a_transfer_that_breaks_goes_on_where_it_was(server: Server, tmp_path: Path) -> None:
+    server.answers = [cut_after(1_500_000), cut_after(2_000_000), whole]
+    assert fetch(server, tmp_path / "file") == len(CONTENT)
+    assert server.ranges == [None, "bytes=1500000-", "bytes=3500000-"]
+
+
+def test_many_breaks_are_borne_as_long_as_each_brings_something(
+    server: Server, tmp_path: Path
+) -> None:
+    server.answers = [cut_after(1 << 20)]  # an attempt's worth and no more, for ever
+    server.content = CONTENT * 3
+    target, sha256 = tmp_path / "file", hashlib.sha256(server.content).hexdigest()
+    download.fetch(server.url, target, sha256, len(server.content))
+    assert len(server.ranges) > download.ATTEMPTS
+    assert target.read_bytes() == server.content
+
+
+def test_a_partial_file_of_an_earlier_run_is_resumed(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file.partial").write_bytes(CONTENT[:4_000_000])
+    assert fetch(server, tmp_path / "file") == len(CONTENT)
+    assert server.ranges == ["bytes=4000000-"]
+
+
+def test_a_whole_partial_file_needs_no_server(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file.partial").write_bytes(CONTENT)
+    assert fetch(server, tmp_path / "file") == len(CONTENT)
+    assert server.ranges == []
+
+
+@pytest.mark.parametrize("size", [4_000_000, len(CONTENT), len(CONTENT) + 1])
+def test_a_damaged_partial_file_is_fetched_anew(server: Server, tmp_path: Path, size: int) -> None:
+    (tmp_path / "file.partial").write_bytes(bytes(size))
+    assert fetch(server, tmp_path / "file") == len(CONTENT)
+    assert server.ranges[-1] is None
+
+
+def test_a_server_without_ranges_sends_it_all_again(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file.partial").write_bytes(CONTENT[:4_000_000])
+    server.answers = [no_ranges]
+    assert fetch(server, tmp_path / "file") == len(CONTENT)
+    assert server.ranges == ["bytes=4000000-"]
+
+
+@pytest.mark.parametrize("code", [500, 503, 429, 408])
+def test_a_busy_server_is_asked_again(server: Server, tmp_path: Path, code: int) -> None:
+    server.answers = [status(code), status(code), whole]
+    assert fetch(server, tmp_path / "file") == len(CONTENT)
+    assert len(server.ranges) == 3
+
+
+@pytest.mark.parametrize(("code", "requests"), [(404, 1), (403, 1), (503, download.ATTEMPTS)])
+def test_what_cannot_be_had_is_given_up(
+    server: Server, tmp_path: Path, code: int, requests: int
+) -> None:
+    server.answers = [status(code)]
+    with pytest.raises(HostError, match="cannot be fetched") as refused:
+        download.fetch(server.url, tmp_path / "file", SHA256, len(CONTENT))
+    assert refused.value.exit_code == 2
+    assert len(server.ranges) == requests
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("size", "words"), [(len(CONTENT), "sha256 differs"), (len(CONTENT) - 1, "bytes instead of")]
+)
+def test_another_file_than_the_locked_one_is_refused(
+    server: Server, tmp_path: Path, size: int, words: str
+) -> None:
+    (tmp_path / "file.partial").write_bytes(CONTENT[:1000])
+    with pytest.raises(HostError, match=words):
+        download.fetch(server.url, tmp_path / "file", "0" * 64, size)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_tail_is_read_alone_or_not_at_all(server: Server, tmp_path: Path) -> None:
+    size = len(CONTENT)
+    assert download.read_tail(server.url, size, 100) == CONTENT[-100:]
+    assert server.ranges == [f"bytes={size - 100}-"]
+    server.answers = [no_ranges]
+    assert download.read_tail(server.url, size, 100) is None
+    (tmp_path / "file").write_bytes(CONTENT)
+    assert download.read_tail(str(tmp_path / "file"), size, 100) == CONTENT[-100:]
+    assert download.read_tail((tmp_path / "file").as_uri(), 50, 100) == CONTENT[:100]
+    assert download.read_tail(str(tmp_path / "nothing"), size, 100) is None
