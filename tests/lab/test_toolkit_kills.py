@@ -96,7 +96,7 @@ def test_a_second_run_after_a_kill_ends_in_a_whole_tree(origin: Site, tmp_path: 
     for _ in range(KILLS):
         site = next(places)
         site.folder.mkdir()
-        moment_s = chance.uniform(0, longest_s)
+        moment_s = chance.uniform(0, 0.7 * longest_s)  # a machine in motion: aim below the end
         if kill_after(site, "install", moment_s):
             phases[phase(site)] += 1
         else:
@@ -111,7 +111,7 @@ def test_a_second_run_after_a_kill_ends_in_a_whole_tree(origin: Site, tmp_path: 
         assert sorted(path.name for path in site.root.iterdir()) == [".lock", tree.name]
         shutil.rmtree(site.folder)
     print(dict(phases))
-    assert KILLS - phases["ended before"] >= KILLS / 2
+    assert KILLS - phases["ended before"] >= KILLS / 5  # else nothing was tested
     assert len(phases - Counter({"ended before": KILLS})) >= 3
 
 

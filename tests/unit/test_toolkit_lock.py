@@ -32,7 +32,8 @@ def host(**toolkit: Any) -> settings.EngineHost:
     for name in ("all", "v100"):
         data |= runpy.run_path(f"group_data/{name}.py")
     overrides = {f"toolkit.{key}": value for key, value in toolkit.items()}
-    return settings.engine_host(data | {"overrides": overrides}, "inventory/lab.py")
+    data |= {"overrides": overrides, "access": {"consumers": []}}
+    return settings.engine_host(data, "inventory/lab.py")
 
 
 SOURCES: list[dict[str, Any]] = [
