@@ -56,14 +56,22 @@ def build_supplies(base: Path) -> Supplies:
 
 
 def _wheel() -> tuple[Path, Path]:
-    """The engine stand-in's wheel and its hash lock, in a folder named by the wheel's digest."""
-    with tempfile.TemporaryDirectory(prefix="wheels-tmp.", dir=CACHE) as work:
-        built = wheel.build(Path(work))
-        shutil.copy(ENGINE_REQUIREMENTS, work)
-        parts = [path.read_bytes() for path in sorted(Path(work).iterdir())]
-        folder = CACHE / f"wheels-{hashlib.sha256(b''.join(parts)).hexdigest()[:16]}"
-        if not folder.exists():
-            shutil.copytree(work, folder)
+    """The engine stand-in's wheel and its hash lock, in a folder named by both digests.
+
+    Everybody may read it: pyinfra runs as the person, the lab as root.
+    """
+    staged = Path(tempfile.mkdtemp(prefix="engine-tmp.", dir=CACHE))
+    built = wheel.build(staged)
+    shutil.copy(ENGINE_REQUIREMENTS, staged)
+    parts = [path.read_bytes() for path in sorted(staged.iterdir())]
+    folder = CACHE / f"engine-{hashlib.sha256(b''.join(parts)).hexdigest()[:16]}"
+    if folder.exists():
+        shutil.rmtree(staged)
+    else:
+        for path in staged.iterdir():
+            path.chmod(0o644)
+        staged.chmod(0o755)
+        staged.rename(folder)
     return folder, folder / built.name
 
 
