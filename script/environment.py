@@ -208,9 +208,8 @@ def _make_venv(dev: bool) -> None:
     """Make `.venv` match its locks; a stamp of their digests makes a second run instant."""
     names = ["control.lock", "dev.lock"] if dev else ["control.lock"]
     stamp = VENV / "locks"
-    place = hashlib.sha256(f"{VENV} {_version_of(PYTHON)}".encode()).hexdigest()
     installed = set(stamp.read_text().split()) if stamp.exists() else set()
-    if place not in installed:  # none yet, cut off, copied from elsewhere, or its Python is gone
+    if _place() not in installed:  # none yet, cut off, copied from elsewhere, or its Python is gone
         installed = set()
     wanted = {hashlib.sha256((LOCKS / name).read_bytes()).hexdigest(): name for name in names}
     missing = [name for digest, name in wanted.items() if digest not in installed]
@@ -238,8 +237,12 @@ def _make_venv(dev: bool) -> None:
     )  # fmt: skip
     if done.returncode != 0:
         raise _venv_failure("pip", done.stderr)
-    place = hashlib.sha256(f"{VENV} {_version_of(PYTHON)}".encode()).hexdigest()
-    stamp.write_text("\n".join(sorted({*installed, *wanted, place})) + "\n")
+    stamp.write_text("\n".join(sorted({*installed, *wanted, _place()})) + "\n")
+
+
+def _place() -> str:
+    """Digest of where `.venv` lies and which Python it has: what its locks alone do not say."""
+    return hashlib.sha256(f"{VENV} {_version_of(PYTHON)}".encode()).hexdigest()
 
 
 def _version_of(python: Path) -> str:

@@ -87,7 +87,6 @@ class Seen:
     repack: Evidence | None = None
     scalar: Evidence | None = None
     lm_head: Evidence | None = None
-    lm_head_rows: dict[int, Evidence] = field(default_factory=dict)
     lm_head_other: Evidence | None = None
     qpn2: Evidence | None = None
     run: Evidence | None = None
