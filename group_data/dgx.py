@@ -8,7 +8,7 @@ gateway = {
     "hold_seconds": 300,
     "connect_timeout_seconds": 5,
     "max_body_bytes": 67108864,
-    # name: sha256 of the key. `fable_gateway.py keys new NAME` makes one and prints both.
+    # name: sha256 of the key. `script/key NAME` makes one and prints both.
     # While it is empty every deploy is refused. For keys in use see docs/operations.md.
     "keys": {},
     # True: a gateway program or unit made by hand is kept beside as NAME.original, and replaced.

@@ -20,6 +20,7 @@ PACKAGES = (
     "systemd,systemd-sysv,dbus,dbus-user-session,libpam-systemd,openssh-server,sudo,python3,"
     "python3-venv,ca-certificates,iproute2,iputils-ping,curl,nftables,procps,kmod,g++,locales-all-"
 )
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 NEEDED_BYTES = 4 << 30
 EXTRA_CERTIFICATES = Path("/usr/local/share/ca-certificates")
 LEAVE_OUT = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*")
@@ -87,6 +88,7 @@ def _bootstrap(root: Path, work: Path) -> None:
     options = [f"--dpkgopt=path-exclude={pattern}" for pattern in LEAVE_OUT]
     command = [
         "mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", f"--include={PACKAGES}",
+        f"--keyring={KEYRING}",  # Ubuntu's apt does not trust Debian's keys by itself
         '--aptopt=Acquire::Check-Valid-Until "false"', '--aptopt=Acquire::Check-Date "false"',
         '--aptopt=DPkg::Lock::Timeout "120"', *options, SUITE, str(tar),
     ]  # fmt: skip

@@ -32,6 +32,14 @@ def _address(value: str) -> str:
     return str(ipaddress.ip_address(value))
 
 
+def _somebody(keys: dict[str, str]) -> dict[str, str]:
+    if not keys:
+        raise ValueError(
+            "nobody could use the gateway; `script/key NAME` makes a key and the line to write here"
+        )
+    return keys
+
+
 AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 Network = Annotated[str, AfterValidator(_network)]
 Address = Annotated[str, AfterValidator(_address)]
@@ -155,7 +163,7 @@ class Gateway(Model):
     hold_seconds: Seconds
     connect_timeout_seconds: Seconds
     max_body_bytes: Annotated[int, Field(gt=0)]
-    keys: Annotated[dict[Name, Sha256], Field(min_length=1)]
+    keys: Annotated[dict[Name, Sha256], AfterValidator(_somebody)]
     take_over: bool
 
 
@@ -225,6 +233,21 @@ def gateway_host(data: Mapping[str, Any], inventory: str) -> GatewayHost:
     return loaded
 
 
+def host_address(data: Mapping[str, Any], group: str, inventory: str) -> str:
+    """Where the other host reaches this one.
+
+    Raises:
+        StackError: it is not set, or is no IP address.
+    """
+    address = data.get("address")
+    if address is None:
+        raise StackError(f"{inventory}: {group}.address is not set; write the host's address there")
+    try:
+        return _address(address)
+    except ValueError:
+        raise StackError(f"{inventory}: {group}.address: {address!r} is no IP address") from None
+
+
 def _load(group: str, data: Mapping[str, Any], inventory: str) -> EngineHost | GatewayHost:
     """Settings of one host: group data, then the inventory's overrides, then the checks.
 
@@ -236,9 +259,7 @@ def _load(group: str, data: Mapping[str, Any], inventory: str) -> EngineHost | G
     Raises:
         StackError: names file and key of the first wrong setting.
     """
-    merged: dict[str, Any] = {"address": data.get("address")}
-    if merged["address"] is None:
-        raise StackError(f"{inventory}: {group}.address is not set; write the host's address there")
+    merged: dict[str, Any] = {"address": host_address(data, group, inventory)}
     for section in SECTIONS[group]:
         if data.get(section) is None:
             raise StackError(f"{_home(section, group)}: {section} is missing; restore it")
@@ -263,7 +284,7 @@ def _first_fault(
     fault = error.errors(include_url=False)[0]
     location = [str(part) for part in fault["loc"]]
     dotted = ".".join(location[:2])
-    if dotted in overrides or location[:1] == ["address"]:
+    if dotted in overrides:
         home = inventory
     else:
         home = _home(location[0], group) if location else f"group_data/{group}.py"
@@ -278,7 +299,8 @@ def _first_fault(
 
 
 def _shown(value: Any, key: str) -> str:
-    return f" (it is {value!r})" if key and len(repr(value)) <= 80 else ""
+    plain = isinstance(value, str | int | float) or value is None
+    return f" (it is {value!r})" if key and plain and len(repr(value)) <= 80 else ""
 
 
 def _home(section: str, group: str) -> str:

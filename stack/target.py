@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +44,9 @@ def peer_address(group: str) -> str:
             f"{inventory_file(host.groups)}: group {group} has {len(peers)} hosts; exactly one is "
             "supported"
         )
-    address = peers[0].data.get("address")
-    if not address:
-        raise StackError(
-            f"{inventory_file(host.groups)}: {group}.address is not set; write the host's address "
-            "there"
-        )
-    try:
-        return str(ipaddress.ip_address(address))
-    except ValueError:
-        raise StackError(
-            f"{inventory_file(host.groups)}: {group}.address {address!r} is no IP address"
-        ) from None
+    return settings.host_address(
+        {"address": peers[0].data.get("address")}, group, inventory_file(host.groups)
+    )
 
 
 def _data(of: Any) -> dict[str, Any]:
