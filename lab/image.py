@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ PACKAGES = (
     "python3-venv,ca-certificates,iproute2,iputils-ping,curl,nftables,procps,kmod,g++,locales-all-"
 )
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+KEPT_DAYS = 30
 NEEDED_BYTES = 4 << 30
 EXTRA_CERTIFICATES = Path("/usr/local/share/ca-certificates")
 LEAVE_OUT = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*")
@@ -55,6 +57,7 @@ def build() -> Path:
                 _bootstrap(root, Path(work))
                 _furnish(root)
                 root.rename(image)
+        prune("base", image)
     return image
 
 
@@ -70,6 +73,15 @@ def no_space(place: Path) -> LabError:
 def apt_sources(image: Path) -> str:
     """The image's own apt source list: it names the mirror that this machine reaches."""
     return (image / "etc/apt/sources.list").read_text()
+
+
+def prune(kind: str, used: Path) -> None:
+    """Mark `used` as used now; remove of the cache's folders KIND-… those unused for a month."""
+    os.utime(used)
+    oldest = time.time() - KEPT_DAYS * 86400
+    for folder in CACHE.glob(f"{kind}-*"):
+        if folder.stat().st_mtime < oldest:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

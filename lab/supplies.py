@@ -50,9 +50,15 @@ def build_supplies(base: Path) -> Supplies:
                 "requirements": str(wheels / ENGINE_REQUIREMENTS.name),
             },
         }
-        return _compose(lock, {
+        composed = _compose(lock, {
             "toolkit": toolkit.folder, "checkpoint": model.folder, "wheels": wheels,
         })  # fmt: skip
+        for kind, used in (
+            ("mirror", toolkit.folder), ("checkpoint", model.folder), ("engine", wheels),
+            ("site", composed.lock.parent),
+        ):  # fmt: skip
+            image.prune(kind, used)
+        return composed
 
 
 def _wheel() -> tuple[Path, Path]:

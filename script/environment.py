@@ -167,7 +167,10 @@ def lab_command(*arguments: str) -> list[str]:
     command = [str(PYTHON), "-m", "lab", *arguments]
     if verb not in LAB_ROOT_VERBS:
         return command
-    return as_root([str(PYTHON), "-B", *command[1:]], "the lab needs root for its namespaces")
+    # root's bytecode would be in the way of the clone's owner
+    return as_root(
+        ["env", "PYTHONDONTWRITEBYTECODE=1", *command], "the lab needs root for its namespaces"
+    )
 
 
 def as_root(command: list[str], purpose: str) -> list[str]:
