@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -87,18 +90,26 @@ def test_a_lab_whose_description_is_damaged_can_be_brought_down(damage: str) -> 
     assert traces() == []
 
 
-def test_the_person_behind_sudo_uses_the_lab_without_it() -> None:
+@pytest.fixture
+def readable_clone() -> Iterator[Path]:
+    """A copy of the project, `.venv` included, that every user of this machine may read."""
+    leave_out = shutil.ignore_patterns(".git", "__pycache__", ".*_cache", ".hypothesis")
+    with tempfile.TemporaryDirectory(prefix="fable-clone-") as folder:
+        clone = Path(folder) / "clone"
+        shutil.copytree(REPOSITORY, clone, symlinks=True, ignore=leave_out)
+        subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
+        yield clone
+
+
+def test_the_person_behind_sudo_uses_the_lab_without_it(readable_clone: Path) -> None:
     """Root brings the lab up as sudo does; an ordinary user then looks, logs in and plans."""
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
-    readable = subprocess.run([*nobody, "test", "-x", ".venv/bin/python"], check=False)
-    if readable.returncode != 0:
-        pytest.skip(f"{REPOSITORY}: an ordinary user cannot look into this folder")
-    python = str(REPOSITORY / ".venv/bin/python")
+    python = str(readable_clone / ".venv/bin/python")
 
     def as_person(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [*nobody, python, "-B", "-m", *arguments],
-            cwd=REPOSITORY,
+            cwd=readable_clone,
             env={**environment(CRASH_LAB), "HOME": "/nonexistent"},
             stdin=subprocess.DEVNULL,
             capture_output=True,
