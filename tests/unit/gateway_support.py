@@ -185,11 +185,13 @@ def config_for(upstream: str, **changes: object) -> dict[str, object]:
     return {
         "listen": {"host": "127.0.0.1", "port": free_port()},
         "upstreams": [upstream],
-        "keys": {"alice": digest(KEY)},
+        "keys_file": "/nonexistent/keys.json",
         "max_in_flight": 8,
+        "max_queued": 256,
         "hold_seconds": PATIENCE_S,
         "models": MODELS,
         "max_body_bytes": 64 << 20,
+        "max_buffered_bytes": 128 << 20,
         "connect_timeout_seconds": 2,
         "deployment": "0123456789abcdef",
     } | changes
@@ -201,6 +203,7 @@ def install(folder: Path) -> Path:
     place = folder / "fable-gateway"
     place.mkdir()
     (place / "app").symlink_to(ROOT / "files/gateway")
+    (place / "tools").symlink_to(ROOT / "files/hostlib")
     (place / "venv").symlink_to(sys.prefix)
     launcher = folder / "bin/fable_gateway.py"
     launcher.write_bytes((ROOT / "files/gateway/bin/fable_gateway.py").read_bytes())
@@ -211,9 +214,12 @@ class Gateway:
     """A gateway process and its journal."""
 
     def __init__(self, folder: Path, config: dict[str, Any], env: dict[str, str]) -> None:
-        self.config = config
+        self.keys_file = folder / "keys.json"
+        self.keys = config.pop("keys", {"alice": digest(KEY)})
+        self.keys_file.write_text(json.dumps(self.keys))
+        self.config = config | {"keys_file": str(self.keys_file)}
         self.file = folder / "config.json"
-        self.file.write_text(json.dumps(config))
+        self.file.write_text(json.dumps(self.config))
         self.port = int(config["listen"]["port"])
         self.lines: list[dict[str, Any]] = []
         self.text = ""
@@ -241,11 +247,14 @@ class Gateway:
             assert arrived, f"not in the journal: {self.text}"
             return next(line for line in self.lines if wanted(line))
 
-    def reload(self, content: str) -> dict[str, Any]:
-        """Replace the config, send SIGHUP, return the line that the gateway writes about it."""
+    def reload(self, content: str, *, hup: bool = True) -> dict[str, Any]:
+        """Replace the key file, send SIGHUP, return the line that the gateway writes about it."""
         before = len(self._reloads())
-        self.file.write_text(content)
-        self.process.send_signal(signal.SIGHUP)
+        beside = self.keys_file.with_name("beside")
+        beside.write_text(content)
+        beside.replace(self.keys_file)
+        if hup:
+            self.process.send_signal(signal.SIGHUP)
         self.wait_for(lambda _line: len(self._reloads()) > before)
         return self._reloads()[-1]
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from fable_gateway.upstream import LONGEST_PAUSE_S, pause_seconds
+from fable_gateway.patience import LONGEST_PAUSE_S, pause_seconds
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -39,7 +39,7 @@ def test_never_above_the_limit_and_back_to_zero(
                 holding -= 1
 
     async def run() -> None:
-        gauge = Gauge(limit)
+        gauge = Gauge(limit, 100)
         started = [asyncio.create_task(one(gauge, before, hold)) for before, hold, _ in tasks]
         for step in range(ENOUGH_STEPS):
             for task, (_, _, cancel_at) in zip(started, tasks, strict=True):
@@ -61,7 +61,7 @@ def test_never_above_the_limit_and_back_to_zero(
 
 def test_first_come_first_served_and_timeouts_take_no_slot() -> None:
     async def run() -> list[int]:
-        gauge = Gauge(1)
+        gauge = Gauge(1, 100)
         order: list[int] = []
         now = asyncio.get_running_loop().time()
 

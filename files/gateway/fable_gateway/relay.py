@@ -44,13 +44,13 @@ async def relay(
     )
     await response.prepare(request)
     events = upstream.content_type == EVENT_STREAM
-    chunk, tail = answer.head, b""
+    chunk, tail = b"", b""
     while True:
         if chunk:
             await response.write(chunk)
             tail = (tail + chunk[-TAIL_BYTES:])[-TAIL_BYTES:]
         try:
-            chunk = await upstream.content.readany()
+            chunk = await answer.read()
         except (aiohttp.ClientError, OSError) as error:
             reason = f"the engine broke off: {type(error).__name__}"
             break
