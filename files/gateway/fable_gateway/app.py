@@ -17,6 +17,7 @@ from fable_gateway import errors, headers, log
 from fable_gateway.config import Config
 from fable_gateway.limits import Gauge
 from fable_gateway.relay import relay
+from fable_gateway.request import Asked, understand
 from fable_gateway.upstream import Call, EngineAway, EngineFailed, Upstream
 
 BODY_S = 300.0
@@ -24,7 +25,6 @@ BODY_S = 300.0
 DRAIN_S = 60.0
 CLIENT_GONE = 499
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-ENDS_WITH_DONE = frozenset({"/v1/chat/completions", "/v1/completions"})
 
 
 @dataclass
@@ -137,15 +137,18 @@ class Gateway:
             return errors.bad_request("the request's body cannot be read as its headers say")
         except TimeoutError:
             return errors.body_too_slow(BODY_S)
+        asked = understand(body, request.path) if request.method == "POST" else None
         call = Call(
             method=request.method,
             target=request.rel_url.raw_path_qs,
             headers=headers.to_engine(request.headers, record.id),
-            body=body,
+            body=asked.body if asked else body,
         )
-        return await self._ask(request, call, record)
+        return await self._ask(request, call, record, asked)
 
-    async def _ask(self, request: web.Request, call: Call, record: _Record) -> web.StreamResponse:
+    async def _ask(
+        self, request: web.Request, call: Call, record: _Record, asked: Asked | None
+    ) -> web.StreamResponse:
         deadline = asyncio.get_running_loop().time() + self.config.hold_seconds
         async with contextlib.AsyncExitStack() as stack:
             if call.method == "POST":
@@ -165,13 +168,12 @@ class Gateway:
             # Closes the connection to the engine unless the answer was read to its end.
             stack.callback(answer.response.close)
             try:
-                response, record.error = await relay(
-                    request, answer, record.id, request.path in ENDS_WITH_DONE
-                )
+                relayed = await relay(request, answer, record.id, asked)
             except ConnectionError:
                 # As when aiohttp notices it first.
                 raise asyncio.CancelledError from None
-        return response
+        record.error = relayed.error
+        return relayed.response
 
     async def _connections(self, _app: web.Application) -> AsyncIterator[None]:
         self._upstream = Upstream(self.config.upstream, self.config.connect_timeout_seconds)
