@@ -267,12 +267,12 @@ def calls_in(value: object, tools: Tools) -> list[Call] | None:
         return None
     if set(value) == {"tool_calls"} and isinstance(value["tool_calls"], list):
         return _all_calls(value["tool_calls"], tools)
-    if isinstance(value.get("function"), dict) and set(value) <= WRAPPED_KEYS:
-        value = value["function"]
-    name = value.get("name")
-    if not isinstance(name, str) or name not in tools.schemas or not set(value) <= NAMED_KEYS:
+    function = value.get("function")
+    call = function if isinstance(function, dict) and set(value) <= WRAPPED_KEYS else value
+    name = call.get("name")
+    if not isinstance(name, str) or name not in tools.schemas or not set(call) <= NAMED_KEYS:
         return None
-    arguments = as_object(value.get("arguments", value.get("parameters")))
+    arguments = as_object(call.get("arguments", call.get("parameters")))
     return None if arguments is None else [Call(name, arguments)]
 
 
