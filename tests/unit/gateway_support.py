@@ -141,7 +141,8 @@ class Engine:
         if act in {"chat", "hold"}:
             return await _chat(request, asked)
         if act == "length_cut":
-            response = web.StreamResponse(headers={"Content-Length": "1000"})
+            kind = asked.get("content_type", "text/plain")
+            response = web.StreamResponse(headers={"Content-Length": "1000", "Content-Type": kind})
         else:
             kind = asked.get("content_type", "text/event-stream")
             response = web.StreamResponse(headers={"Content-Type": kind})

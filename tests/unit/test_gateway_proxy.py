@@ -27,6 +27,7 @@ from tests.unit.gateway_support import (
     gateway_before,
 )
 
+FINISH = b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
 
 
@@ -145,7 +146,8 @@ def test_streamed_bytes_are_untouched(
     gateway: Gateway, chunks: list[bytes], text: str, cut_at: int
 ) -> None:
     event = f"data: {text}\n\n".encode()
-    chunks = [*chunks, *(part for part in (event[:cut_at], event[cut_at:]) if part), DONE]
+    chunks = [FINISH, *chunks, b"\n\n", event[:cut_at], event[cut_at:], DONE]
+    chunks = [chunk for chunk in chunks if chunk]
     status, headers, body = gateway.ask({"act": "events", "chunks": hexed(*chunks)})
     assert (status, body) == (200, b"".join(chunks))
     assert headers["content-type"] == "text/event-stream"
@@ -213,7 +215,8 @@ def test_a_cut_stream_never_looks_complete(gateway: Gateway, act: dict[str, str]
     assert response.status == 200
     with connection, pytest.raises(http.client.IncompleteRead) as cut:
         response.read()
-    assert cut.value.partial.startswith(bytes.fromhex(chunks[0]))
+    # What is no whole event is not passed on.
+    assert cut.value.partial.startswith(bytes.fromhex(chunks[0]) + b"\n\ndata: ")
     last = cut.value.partial.rstrip().rsplit(b"data: ", 1)[1]
     assert json.loads(last)["error"]["code"] == "stream_cut"
 
@@ -231,12 +234,18 @@ def test_official_client_raises_on_a_cut_stream(gateway: Gateway) -> None:
 
 def test_a_cut_unary_answer_never_looks_complete(gateway: Gateway) -> None:
     with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
-        gateway.ask({"act": "length_cut", "chunks": hexed(b"{")})
+        gateway.ask({"act": "length_cut", "chunks": hexed(b"{")}, path="/v1/embeddings")
+    length_cut = {"act": "length_cut", "content_type": "application/json", "chunks": hexed(b"{")}
+    status, _, body = gateway.ask(length_cut)
+    assert (status, json.loads(body)["error"]["code"]) == (502, "engine_failed")
     # Of HTTP/1.0 even a plain close would be a proper end.
     cut = {"act": "cut", "chunks": hexed(b"{"), "content_type": "application/json"}
-    with gateway.open_raw(cut, "1.0") as connection, pytest.raises(ConnectionResetError):
-        while connection.recv(1 << 16):
-            pass
+    with gateway.open_raw(cut | {"content_type": "text/plain"}, "1.0") as connection:
+        with pytest.raises(ConnectionResetError):
+            while connection.recv(1 << 16):
+                pass
+    with gateway.open_raw(cut, "1.0") as connection:
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.0 502")
 
 
 @pytest.mark.parametrize(

@@ -2,88 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from fable_gateway import log
 
-TAIL_BYTES = 4096
-END_OF_EVENT = re.compile(rb"\r?\n\r?\n")
-# Inside an answer's text the quotes would be escaped.
-USAGE = re.compile(rb'"usage":\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
-FINISH = re.compile(rb'"finish_reason":\s*"(\w{1,32})"')
 # What a client put into the path otherwise is not for the journal.
 PLAIN_PATH = re.compile(r"/v1(/[a-z_]{1,40}){1,4}")
-
-
-class Tail:
-    """Reads an answer's end as its bytes pass: usage and finish_reason.
-
-    With `strip` it holds back the usage event, for which the client did not ask.
-    """
-
-    def __init__(self, strip: bool = False) -> None:
-        self.first_byte: float | None = None
-        self._strip = strip
-        self._pending = b""
-        self._tail = b""
-
-    def feed(self, chunk: bytes) -> bytes:
-        """The bytes that the client gets now; `b""` ends the answer."""
-        if chunk:
-            if self.first_byte is None:
-                self.first_byte = time.monotonic()
-            self._tail = (self._tail + chunk)[-TAIL_BYTES:]
-        return self._stripped(chunk) if self._strip else chunk
-
-    def _stripped(self, chunk: bytes) -> bytes:
-        held = self._pending + chunk
-        if not chunk:
-            self._pending = b""
-            return held
-        end = 0
-        for boundary in END_OF_EVENT.finditer(held):
-            end = boundary.end()
-        events, self._pending = held[:end], held[end:]
-        if b'"usage"' not in events:
-            return events
-        kept, start = b"", 0
-        for boundary in END_OF_EVENT.finditer(events):
-            event = events[start : boundary.end()]
-            kept += b"" if _is_usage_only(event) else event
-            start = boundary.end()
-        return kept
-
-    def usage(self) -> dict[str, object]:
-        """The engine's own count; empty if it gave none."""
-        found = USAGE.findall(self._tail)
-        try:
-            value = json.loads(found[-1]) if found else {}
-        except ValueError:
-            return {}
-        return value if isinstance(value, dict) else {}
-
-    def finish_reason(self) -> str | None:
-        """The last one that the engine gave."""
-        found = FINISH.findall(self._tail)
-        return found[-1].decode() if found else None
-
-
-def _is_usage_only(event: bytes) -> bool:
-    name, _, data = event.partition(b":")
-    if name.strip() != b"data" or b'"usage"' not in data:
-        return False
-    try:
-        value = json.loads(data)
-    except ValueError:
-        return False
-    return (
-        isinstance(value, dict)
-        and value.get("choices") == []
-        and isinstance(value.get("usage"), dict)
-    )
+FINISH_REASONS = frozenset(
+    {"stop", "length", "tool_calls", "content_filter", "function_call", "abort"}
+)
 
 
 @dataclass
@@ -99,7 +29,6 @@ class Record:
     error: str | None = None
     queue_s: float | None = None
     retries: int = 0
-    tail: Tail = field(default_factory=Tail)
     start: float = field(default_factory=time.monotonic)
     duration_s: float = 0.0
     ttft_s: float | None = None
@@ -107,16 +36,20 @@ class Record:
     completion_tokens: int | None = None
     finish_reason: str | None = None
 
+    def began(self, first_byte: float | None) -> None:
+        """Take in when the answer's first byte came, in time.monotonic's seconds."""
+        self.ttft_s = None if first_byte is None else first_byte - self.start
+
+    def answered(self, usage: dict[str, Any] | None, finish_reason: str | None) -> None:
+        """Take in what the answer says of itself."""
+        counts = usage or {}
+        self.prompt_tokens = _count(counts.get("prompt_tokens"))
+        self.completion_tokens = _count(counts.get("completion_tokens"))
+        self.finish_reason = finish_reason if finish_reason in FINISH_REASONS else None
+
     def close(self) -> None:
-        """Read what the answer said; call it once, at the end."""
+        """Stop the clock."""
         self.duration_s = time.monotonic() - self.start
-        if self.tail.first_byte is None:
-            return
-        self.ttft_s = self.tail.first_byte - self.start
-        usage = self.tail.usage()
-        self.prompt_tokens = _count(usage.get("prompt_tokens"))
-        self.completion_tokens = _count(usage.get("completion_tokens"))
-        self.finish_reason = self.tail.finish_reason()
 
     def write(self) -> None:
         """One line in the journal; durations are in milliseconds."""

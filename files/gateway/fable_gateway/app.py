@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import datetime
 import ipaddress
 import re
@@ -14,18 +15,18 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from fable_gateway import asked, body, errors, headers
-from fable_gateway.accounting import Record, Tail
+from fable_gateway import body, errors, headers
+from fable_gateway.accounting import Record
 from fable_gateway.config import Config
 from fable_gateway.keys import Key, KeyRing
 from fable_gateway.limits import Budget, Gauge, QueueFull, Rates
 from fable_gateway.metrics import CONTENT_TYPE, Metrics
 from fable_gateway.relay import relay
+from fable_gateway.request import Asked, certain_model, understand
 from fable_gateway.upstream import Call, EngineAway, EngineFailed, Upstream
 
 CLIENT_GONE = 499
 REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-ENDS_WITH_DONE = frozenset({"/v1/chat/completions", "/v1/completions"})
 # These read; everything else makes the engine work and needs a slot.
 WITHOUT_SLOT = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -137,27 +138,29 @@ class Gateway:
         deadline = now + self.config.hold_seconds
         with self.budget.share() as share:
             content = await body.read(request, self.config.max_body_bytes, share, deadline)
-            found = asked.read(content, once=bool(key.models)) if content else asked.Asked()
-            if found.model is not None:
-                record.model = found.model if found.model in self.config.models else "unknown"
-            if key.models and request.method not in WITHOUT_SLOT and found.model not in key.models:
-                return errors.model_not_allowed(found.model)
-            count = request.path in ENDS_WITH_DONE and found.stream and not found.usage
-            record.tail = Tail(strip=count)
+            if key.models and request.method not in WITHOUT_SLOT:
+                model = certain_model(content)
+                if model not in key.models:
+                    return errors.model_not_allowed(model)
+            asked = understand(content, request.path) if request.method == "POST" else None
             call = Call(
                 method=request.method,
                 target=request.rel_url.raw_path_qs,
                 headers=headers.to_engine(request.headers, record.id),
-                body=asked.with_usage(content, found) if count else content,
-                tail=record.tail,
+                body=asked.body if asked else content,
             )
-            del content, found
-            return await self._ask(request, call, record, key, deadline, share.release)
+            if asked:
+                if asked.model is not None:
+                    record.model = asked.model if asked.model in self.config.models else "unknown"
+                asked = dataclasses.replace(asked, body=b"")
+            del content
+            return await self._ask(request, call, asked, record, key, deadline, share.release)
 
     async def _ask(
         self,
         request: web.Request,
         call: Call,
+        asked: Asked | None,
         record: Record,
         key: Key,
         deadline: float,
@@ -192,13 +195,15 @@ class Gateway:
             # Closes the connection to the engine unless the answer was read to its end.
             stack.callback(answer.response.close)
             try:
-                response, record.error = await relay(
-                    request, answer, record.id, request.path in ENDS_WITH_DONE
-                )
+                relayed = await relay(request, answer, record.id, asked)
             except ConnectionError:
                 # As when aiohttp notices it first.
                 raise asyncio.CancelledError from None
-        return response
+            finally:
+                record.began(answer.first_byte)
+        record.error = relayed.error
+        record.answered(relayed.usage, relayed.finish_reason)
+        return relayed.response
 
     def _key(self, request: web.Request) -> Key | None:
         today = datetime.datetime.now(datetime.timezone.utc).date()

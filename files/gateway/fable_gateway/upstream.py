@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-from fable_gateway.accounting import Tail
 from fable_gateway.connections import Trace, session
 from fable_gateway.patience import ACCEPTED_S, Patience
 
@@ -53,7 +53,6 @@ class Call:
         target: path and query as the client encoded them.
         headers: as the engine may see them.
         body: the bytes to send.
-        tail: what the answer's bytes pass through.
         tries: how often it was sent.
     """
 
@@ -61,29 +60,33 @@ class Call:
     target: str
     headers: CIMultiDict[str]
     body: bytes
-    tail: Tail = field(default_factory=Tail)
     tries: int = 0
 
 
 @dataclass
 class Answer:
-    """An answer whose first bytes, `head`, may have been read already."""
+    """An answer.
+
+    Attributes:
+        response: the engine's, read with `read` only.
+        head: first bytes, read already.
+        first_byte: when the first byte came, in time.monotonic's seconds.
+    """
 
     response: aiohttp.ClientResponse
-    tail: Tail
     head: bytes = b""
+    first_byte: float | None = None
 
     async def read(self) -> bytes:
-        """The next bytes for the client; empty at the end.
+        """The next bytes; empty at the end.
 
         Raises:
             aiohttp.ClientError, OSError: the engine broke off.
         """
-        while True:
-            chunk, self.head = self.head, b""
-            chunk = chunk or await self.response.content.readany()
-            if (out := self.tail.feed(chunk)) or not chunk:
-                return out
+        chunk = await self.response.content.readany()
+        if chunk and self.first_byte is None:
+            self.first_byte = time.monotonic()
+        return chunk
 
 
 def away_reason(status: int, head: bytes) -> str | None:
@@ -214,9 +217,10 @@ class Upstream:
             raise _ConnectionBroke(f"the connection broke: {type(error).__name__}") from None
         except aiohttp.ClientError as error:
             raise EngineFailed(f"not understood: {type(error).__name__}") from None
-        answer = Answer(response, call.tail)
+        answer = Answer(response)
         if response.status in (500, 503):
             answer.head = await _head(response)
+            answer.first_byte = time.monotonic()
         return answer
 
     async def _probe(self, path: str) -> bytes | None:
