@@ -81,7 +81,7 @@ def unit_texts(settings: GatewayHost) -> dict[str, str]:
 def deployment(settings: GatewayHost, engine_address: str) -> str:
     """Name of all that a restart is needed for: 16 hex digits of a sha256. Keys need none."""
     parts = [
-        [entry.expectation() for entry in user_files(settings)],
+        [(entry.path, entry.expectation().get("sha256")) for entry in user_files(settings)],
         configuration(settings, engine_address),
         unit_texts(settings)[INSTANCE],
     ]
