@@ -61,6 +61,9 @@ class Engine:
         self.running = 0
         self.most_running = 0
         self.refusals: list[tuple[int, str]] = []
+        self.refusal_s = 0.0
+        # How many requests ran at each refusal.
+        self.at_refusal: list[int] = []
         self.release = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -127,6 +130,8 @@ class Engine:
     async def _act(self, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
         if self.refusals:
             status, text = self.refusals.pop(0)
+            self.at_refusal.append(self.running)
+            await asyncio.sleep(self.refusal_s)
             return web.Response(status=status, text=text)
         if request.path == "/v1/models":
             return web.json_response(

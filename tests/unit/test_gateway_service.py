@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fable_gateway import keyfile
 from fable_gateway.config import parse
 from fable_gateway.errors import GatewayError
 from fable_gateway.service import DRAIN_S
@@ -19,11 +20,12 @@ from gateway_handover import DEADLINE_S
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stack.roles.gateway import unit_texts
+from stack.roles.gateway import configuration, deployment, keys_text, unit_texts
 from stack.settings import GatewayHost
 from tests.unit.gateway_support import (
     KEY,
     MODELS,
+    OTHER_KEY,
     PATIENCE_S,
     config_for,
     digest,
@@ -180,18 +182,54 @@ def test_readiness_is_told_and_sigterm_lets_a_stream_finish(tmp_path: Path) -> N
             assert gateway.process.wait(PATIENCE_S) == 0
 
 
-@pytest.fixture(scope="module")
-def units(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the units as the deploy lays them down."""
-    settings = GatewayHost.model_validate(
+def host_settings(keys: dict[str, Any]) -> GatewayHost:
+    """The settings in group_data, with `keys`."""
+    return GatewayHost.model_validate(
         {
             "address": "198.51.100.9",
             "service": {"user": "mavis", "home": "/home/mavis"},
             "serving": {"port": 8601, "names": MODELS},
-            "gateway": runpy.run_path("group_data/dgx.py")["gateway"]
-            | {"keys": {"alice": digest(KEY)["sha256"]}},
+            "gateway": runpy.run_path("group_data/dgx.py")["gateway"] | {"keys": keys},
         }
     )
+
+
+def test_the_gateway_takes_what_the_deploy_renders() -> None:
+    keys = {
+        "alice": digest(KEY)["sha256"],
+        "bob": digest(OTHER_KEY)
+        | {"expires": "2027-01-31", "models": ["fable-27b"], "requests_per_minute": 60},
+    }
+    settings = host_settings(keys)
+    read = keyfile.parse(keys_text(settings).encode(), "keys.json")
+    assert [json.loads(f"{{{key.settings_line()[:-1]}}}") for key in read.keys] == [
+        {name: value} for name, value in keys.items()
+    ]
+    rendered = configuration(settings, "198.51.100.7") | {"deployment": "x"}
+    assert parse(json.dumps(rendered).encode(), "config.json").max_in_flight == 8
+
+
+def test_only_what_a_restart_is_needed_for_names_the_deployment() -> None:
+    keys = {"alice": digest(KEY)["sha256"]}
+    settings = host_settings(keys)
+    before = deployment(settings, "198.51.100.7")
+    more = host_settings(keys | {"bob": digest(OTHER_KEY)["sha256"]})
+    assert deployment(more, "198.51.100.7") == before
+    taken = settings.model_copy(
+        update={"gateway": settings.gateway.model_copy(update={"take_over": True})}
+    )
+    assert deployment(taken, "198.51.100.7") == before
+    other = settings.model_copy(
+        update={"gateway": settings.gateway.model_copy(update={"max_in_flight": 4})}
+    )
+    assert deployment(other, "198.51.100.7") != before
+    assert deployment(settings, "198.51.100.8") != before
+
+
+@pytest.fixture(scope="module")
+def units(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the units as the deploy lays them down."""
+    settings = host_settings({"alice": digest(KEY)["sha256"]})
     folder = tmp_path_factory.mktemp("units")
     for name, text in unit_texts(settings).items():
         # Programs that exist, so that nothing but the unit can be wrong.
