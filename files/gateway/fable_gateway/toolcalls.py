@@ -235,8 +235,8 @@ class CallParser:
     def _give_up(self, reader: FunctionReader | JsonReader) -> None:
         """It was no call: its first characters are text, and what follows is read again."""
         self._reread -= reader.at - self._begin
-        if reader.depth and self._reread >= 0:
-            # Perhaps only the markup inside a value was incomplete.
+        if reader.saw_nested and self._reread >= 0:
+            # Perhaps the markup inside a value was not a whole function.
             start = after_space(self._text, self._begin + len(OPEN) * self._wrapped)
             self._read_call(self._begin, FunctionReader(self._tools, start, nested=False))
             return
