@@ -84,7 +84,7 @@ class Read:
 def events_of(sent: bytes) -> Iterator[Any]:
     """The values of a stream that ends with `[DONE]`."""
     assert sent.endswith(DONE), sent[-300:]
-    for part in sent[: -len(DONE)].split(b"\n\n"):
+    for part in (found.strip(b"\n") for found in sent[: -len(DONE)].split(b"\n\n")):
         if part and not part.startswith(b":"):
             assert part.startswith(b"data: "), part
             yield json.loads(part[6:])
@@ -92,7 +92,10 @@ def events_of(sent: bytes) -> Iterator[Any]:
 
 def read_stream(sent: bytes) -> Read:
     """Put a stream together, and hold it against what strict clients rely on."""
-    found, ids, names, arguments = Read(), {}, {}, {}
+    found = Read()
+    ids: dict[int, str] = {}
+    names: dict[int, str] = {}
+    arguments: dict[int, str] = {}
     for value in events_of(sent):
         if "error" in value:
             found.error = value["error"]["code"]

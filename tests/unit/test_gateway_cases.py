@@ -12,6 +12,7 @@ from fable_gateway.stream import AnswerStream
 from tests.unit.gateway_answers import (
     CASES,
     DONE,
+    TOOLS,
     Read,
     asked,
     chunkings,
@@ -25,13 +26,12 @@ from tests.unit.gateway_answers import (
 )
 
 
-def named(kind: str) -> Any:
+def named(kind: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", CASES[kind], ids=[case["id"] for case in CASES[kind]])
 
 
 def asking(case: dict[str, Any], **more: object) -> dict[str, Any]:
-    options = {"tools": case["tools"]} if "tools" in case else {}
-    return request(choice=case.get("choice", "auto"), **options, **more)
+    return request(case.get("tools", tuple(TOOLS)), case.get("choice", "auto"), **more)
 
 
 def expected(case: dict[str, Any]) -> Read:

@@ -121,9 +121,9 @@ class FunctionReader:
         if at - self.at > TAG_CHARS:
             raise Mangled
         if at == len(text):
-            if final:
+            if final and self._arguments:
                 self.calls.append(Call(self._name, self._arguments))
-            return final
+            return bool(self.calls)
         if found := PARAMETER.match(text, at):
             self._begin_value(found)
         elif found := CLOSING.match(text, at):

@@ -80,7 +80,9 @@ class AnswerStream:
 
     def end(self) -> bytes:
         """The engine's stream is over: what the client still gets."""
-        if self.done or self.failed:
+        if self.done or self.cut:
+            return b""
+        if self.failed:
             return self._splitter.rest
         if not self.complete:
             self.cut = "the engine's stream ended without a finish_reason"
@@ -89,6 +91,8 @@ class AnswerStream:
         return DONE
 
     def _event(self, raw: bytes) -> bytes:
+        if self.done or self.cut:
+            return b""
         data = data_of(raw)
         if data is None:
             return raw
