@@ -14,9 +14,13 @@ from pathlib import Path
 from hostlib.errors import EXIT_OK, EXIT_UNABLE, HostError
 
 from checkpoint import census, verify
+from checkpoint.against import check_trunk
+from checkpoint.assemble import Order, assemble
 from checkpoint.census import Census, Difference
 from checkpoint.fetch import Place, fetch_checkpoint, status
 from checkpoint.strict import NAMED_AT_MOST, as_sha256
+
+GROUP_LABELS = {"mtp": "MTP", "input_scale": "input scales"}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -43,12 +47,24 @@ def _parser() -> argparse.ArgumentParser:
     check = commands.add_parser("verify", help="is the checkpoint in a folder whole?")
     check.add_argument("folder", type=Path)
     check.add_argument("--deep", action="store_true", help="hash every file, renew the stamp")
+    check.add_argument("--against", type=Path, metavar="PARENT",
+                       help="compare the trunk's bytes with those of a parent")  # fmt: skip
     check.set_defaults(run=_verify)
 
     tell = commands.add_parser("census", help="count tensors against what config.json asks for")
     tell.add_argument("folder", type=Path)
     tell.add_argument("--json", action="store_true", help="one line of JSON")
     tell.set_defaults(run=_census)
+
+    build = commands.add_parser("assemble", help="put a checkpoint together from its parents")
+    build.add_argument("--trunk", required=True, type=Path, help="folder of the own fine-tune")
+    build.add_argument("--base", required=True, type=Path, help="folder of the published base")
+    build.add_argument("--out", "--link", dest="link", required=True, type=Path,
+                       help="symlink to the result")  # fmt: skip
+    build.add_argument("--root", type=Path, help="folder of all; default: `checkpoints` beside OUT")
+    for role in ("manifest", "trunk-manifest", "base-manifest"):
+        build.add_argument(f"--{role}-sha256", help="refuse another one than this")
+    build.set_defaults(run=_assemble)
 
     state = commands.add_parser("status", help="one line of JSON: is it installed and linked?")
     _add_place(state)
@@ -62,11 +78,15 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--link", required=True, type=Path, help="symlink to the wanted one")
 
 
-def _place(options: argparse.Namespace) -> Place:
+def _sha256(options: argparse.Namespace, name: str) -> str:
     try:
-        digest = as_sha256(options.manifest_sha256, "--manifest-sha256")
+        return as_sha256(getattr(options, name), f"--{name.replace('_', '-')}")
     except HostError as error:
         raise HostError(error.message, exit_code=EXIT_UNABLE) from None
+
+
+def _place(options: argparse.Namespace) -> Place:
+    digest = _sha256(options, "manifest_sha256")
     return Place(options.root.absolute(), options.link.absolute(), digest)
 
 
@@ -77,16 +97,31 @@ def _fetch(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
+def _assemble(options: argparse.Namespace) -> int:
+    wanted = {
+        name: _sha256(options, name) if getattr(options, name) is not None else None
+        for name in ("manifest_sha256", "trunk_manifest_sha256", "base_manifest_sha256")
+    }
+    link = options.link.absolute()
+    root = (options.root or link.parent / "checkpoints").absolute()
+    order = Order(options.trunk.absolute(), options.base.absolute(), root, link, *wanted.values())
+    listed = assemble(order)
+    print(f"{link}: {len(listed.files)} files, manifest sha256 {listed.sha256}")
+    return EXIT_OK
+
+
 def _verify(options: argparse.Namespace) -> int:
     listed = (verify.deep if options.deep else verify.quick)(options.folder)
     how = "every digest" if options.deep else "stamp, sizes and headers"
+    if options.against:
+        count = check_trunk(options.folder, options.against)
+        how += f", {count} tensors as in {options.against}"
     print(f"{options.folder}: good ({len(listed.files)} files, {how})")
     return EXIT_OK
 
 
 def _census(options: argparse.Namespace) -> int:
-    if not options.folder.is_dir():
-        raise HostError(f"{options.folder}: no such folder", exit_code=EXIT_UNABLE)
+    verify.require_folder(options.folder)
     expected = verify.expected_in(options.folder)
     tensors = verify.read_tensors(options.folder)
     found, wanted = census.count(tensors), census.count(expected)
@@ -100,6 +135,13 @@ def _census(options: argparse.Namespace) -> int:
             f"{options.folder}: the tensors are not those that config.json asks for",
             *difference.lines(),
         )
+    if not options.json:
+        parts = " + ".join(
+            f"{count:,} {GROUP_LABELS.get(group, group)}"
+            for group, count in wanted.groups.items()
+            if count
+        )
+        print(f"{options.folder}: {wanted.tensors:,} = {parts}, as config.json asks for")
     return EXIT_OK
 
 
