@@ -100,7 +100,8 @@ def assert_refused(done: subprocess.CompletedProcess[str], code: int, *named: st
     """One line that names things, perhaps details below it, the exit code, no traceback."""
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
-    lines = [line for line in done.stderr.splitlines() if not line.startswith(("fetching", "hash"))]
+    progress = ("fetching", "hashing", "laying out", "comparing")
+    lines = [line for line in done.stderr.splitlines() if not line.startswith(progress)]
     assert lines[0].startswith("ckpt: ")
     for line in lines[1:]:
         assert line.startswith("  ")

@@ -57,6 +57,12 @@ def assemble(order: Order) -> Manifest:
             f"{order.link}: a checkpoint or file of its own stands here, not a symlink;"
             " move it away, then run again"
         )
+    if order.manifest_sha256 is not None:
+        folder = order.root / manifest.folder_name(order.manifest_sha256)
+        if folder.exists():
+            listed = _standing(folder, order.manifest_sha256)
+            _point(order.link, folder)
+            return listed
     parents.check_locked(order.trunk, order.trunk_sha256, "trunk")
     parents.check_locked(order.base, order.base_sha256, "base")
     trunk, base = parents.read_pair(order.trunk, order.base)
@@ -135,8 +141,20 @@ def _publish(listed: Manifest, staging: Path, order: Order) -> None:
             f"got               {listed.sha256}",
         )
     folder = order.root / manifest.folder_name(listed.sha256)
-    if folder.exists() and verify.quick(folder).sha256 != listed.sha256:
-        raise HostError(f"{folder}: holds another manifest; move the folder away, then run again")
+    if folder.exists():
+        _standing(folder, listed.sha256)
     publish_dir(staging, folder)
-    if not order.link.is_symlink() or order.link.readlink() != folder:
-        replace_symlink(order.link, folder)
+    _point(order.link, folder)
+
+
+def _standing(folder: Path, sha256: str) -> Manifest:
+    """The manifest of the checkpoint that stands in `folder`; raises HostError unless whole."""
+    listed = verify.quick(folder)
+    if listed.sha256 != sha256:
+        raise HostError(f"{folder}: holds another manifest; move the folder away, then run again")
+    return listed
+
+
+def _point(link: Path, folder: Path) -> None:
+    if not link.is_symlink() or link.readlink() != folder:
+        replace_symlink(link, folder)

@@ -158,7 +158,8 @@ def _parse(raw: bytes, data_bytes: int, where: str) -> tuple[dict[str, Tensor], 
     for name, entry in parse_object(raw, where).items():
         if name == METADATA:
             for key, value in as_object(entry, f"{where}: {METADATA}").items():
-                metadata[key] = as_text(value, f"{where}: {METADATA}: {key[:100]!r}")
+                place = f"{where}: {METADATA}: {key[:100]!r}"
+                metadata[as_text(key, place)] = as_text(value, place)
             continue
         if not name or len(name) > MOST_NAME_CHARACTERS or not name.isprintable():
             raise HostError(

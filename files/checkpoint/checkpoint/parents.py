@@ -45,7 +45,8 @@ def read_pair(trunk_folder: Path, base_folder: Path) -> tuple[Parent, Parent]:
     architecture(read_object(path), str(path))
     trunk = _parent(trunk_folder)
     _check_layout(trunk)
-    verify.check_shards(base_folder)
+    if not any(name.startswith(census.TRUNK) for name in verify.check_shards(base_folder)):
+        raise HostError(f"{base_folder}: a trunk alone; the base must be a whole checkpoint")
     base = _parent(base_folder)
     wanted = {
         name: tensor

@@ -14,6 +14,7 @@ LIMIT_BYTES = 4 << 20  # an index of 2,194 tensors has 0.3 MB
 NAMED_AT_MOST = 5
 NAME_CHARACTERS_AT_MOST = 200
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")  # JSON can escape one half of a pair alone
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 
 
@@ -45,8 +46,8 @@ def as_object(value: object, where: str) -> dict[str, object]:
 
 
 def as_text(value: object, where: str) -> str:
-    """`value` itself if it is a string; raises HostError otherwise."""
-    if not isinstance(value, str):
+    """`value` itself if it is a string of whole characters; raises HostError otherwise."""
+    if not isinstance(value, str) or _HALF_CHARACTER.search(value):
         raise HostError(f"{where}: missing, or not a string")
     return value
 

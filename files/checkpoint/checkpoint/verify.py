@@ -170,8 +170,9 @@ def deep(folder: Path) -> Manifest:
         HostError: something is wrong; the stamp is gone then, so that nothing else counts the
             folder as verified.
     """
-    listed = _read(folder)
+    require_folder(folder)
     try:
+        listed = manifest.read(folder)
         check_names(folder, listed)
         times = times_of(folder, listed)  # before: what changes meanwhile must show as touched
         check_digests(folder, listed)
