@@ -103,6 +103,18 @@ def parse(raw: bytes, where: str) -> Manifest:
     )
 
 
+def parse_locked(raw: bytes, where: str, sha256: str) -> Manifest:
+    """The manifest in `raw`; raises HostError as `parse`, or if it has another digest."""
+    listed = parse(raw, where)
+    if listed.sha256 != sha256:
+        raise HostError(
+            f"{where}: sha256 differs from the one asked for; nothing was installed",
+            f"expected {sha256}",
+            f"got      {listed.sha256}",
+        )
+    return listed
+
+
 def read(folder: Path) -> Manifest:
     """The manifest in `folder`; raises HostError as `parse`, or if it is absent."""
     path = folder / MANIFEST

@@ -73,10 +73,10 @@ def _check_configs(folder: Path, arch: Architecture) -> None:
             serving.check_quantisation(settings, unquantised_key, arch, f"{path}: {key}")
 
 
-def check_names(folder: Path, listed: Manifest) -> None:
-    """Raise HostError unless `folder` holds the files of the manifest, whole, and no others.
+def check_strangers(folder: Path, listed: Manifest) -> None:
+    """Raise HostError if `folder` holds what is not in the manifest.
 
-    A stranger matters: the engine runs code that it finds beside the weights.
+    It matters: the engine runs code that it finds beside the weights.
     """
     present = {path.name for path in folder.iterdir()}
     strangers = sorted(present - listed.files.keys() - {manifest.MANIFEST, manifest.STAMP})
@@ -84,6 +84,11 @@ def check_names(folder: Path, listed: Manifest) -> None:
         raise HostError(
             f"{folder}: {few(strangers)}: not in the manifest; move it out of the checkpoint"
         )
+
+
+def check_names(folder: Path, listed: Manifest) -> None:
+    """Raise HostError unless `folder` holds the files of the manifest, whole, and no others."""
+    check_strangers(folder, listed)
     for name, entry in listed.files.items():
         require_regular(folder / name)
         size = (folder / name).stat().st_size
