@@ -1,7 +1,8 @@
 """A faithful miniature of the engine's checkpoint: same names, dtypes and layout, small sizes.
 
 `build` makes it once and keeps it in a cache; `python -m lab.checkpoint --cache DIR` prints where.
-`build_pair` makes the parents that such a checkpoint is assembled from, of any size.
+`build_pair` makes the parents that such a checkpoint is assembled from, of any size;
+`build_family` both and the checkpoint.
 The weights are random but finite, from a fixed seed, so that the manifest's digest is always the
 same.
 """
@@ -18,7 +19,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from checkpoint import census, dimensions, manifest, verify
+from checkpoint import adopt, assemble, census, dimensions, layout, manifest, verify
+from checkpoint.assemble import Order
 from checkpoint.census import Tensors
 from checkpoint.header import Tensor
 from checkpoint.manifest import FileEntry
@@ -93,6 +95,33 @@ def build_pair(folder: Path, size: Size) -> Pair:
     return pair
 
 
+@dataclass(frozen=True)
+class Family:
+    """Trunk, base, and what is assembled of them; each with its manifest."""
+
+    trunk: Path
+    base: Path
+    whole: Path
+
+
+def build_family(cache: Path) -> Family:
+    """Build trunk, base and whole in folder `cache`, or take those that stand there."""
+    folder = cache / f"checkpoints-{_recipe_digest()}"
+    if not folder.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".checkpoints-", dir=cache) as beside:
+            staged = Path(beside) / "all"
+            staged.mkdir()
+            pair = build_pair(staged, Size())
+            for parent in (pair.trunk, pair.base):
+                adopt.listed_in(parent)
+            built = Path(beside) / "built"
+            assemble.assemble(Order(pair.trunk, pair.base, built, built / "link"))
+            (built / "link").resolve().rename(staged / "whole")
+            publish_dir(staged, folder)
+    return Family(folder / "trunk", folder / "base", folder / "whole")
+
+
 def _write(folder: Path) -> None:
     tensors = _write_whole(folder, Size(), SEED)
     files = {
@@ -147,7 +176,8 @@ def _write_json(path: Path, value: object) -> None:
 def _recipe_digest() -> str:
     """Over the sources that determine the miniature, so that a change of them builds a new one."""
     digest = hashlib.sha256()
-    for module in (sys.modules[__name__], checkpoint_config, weights, census, dimensions, manifest):
+    ours = (sys.modules[__name__], checkpoint_config, weights)
+    for module in (*ours, adopt, assemble, census, dimensions, layout, manifest):
         digest.update(inspect.getsource(module).encode())
     return digest.hexdigest()[:16]
 

@@ -38,15 +38,19 @@ def adopt(folder: Path, root: Path) -> Manifest:
         for name in (manifest.MANIFEST, manifest.STAMP):
             for leftover in folder.glob(f".{name}.????????"):  # of a run that was killed
                 leftover.unlink()
-        listed = _listed(folder)
+        listed = listed_in(folder)
         place = root / manifest.folder_name(listed.sha256)
         check_free(place, folder)
         swap_in(place, folder)
     return listed
 
 
-def _listed(folder: Path) -> Manifest:
-    """The manifest of what lies in `folder`: the one that is there, if it is true, or a new one."""
+def listed_in(folder: Path) -> Manifest:
+    """The manifest of what lies in `folder`: the one there, if it is true, or a new one, written.
+
+    Raises:
+        HostError: as `adopt`; no manifest was written.
+    """
     if (folder / manifest.MANIFEST).exists():
         return verify.deep(folder)
     sizes = _sizes(folder)

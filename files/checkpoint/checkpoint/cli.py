@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     fetch = commands.add_parser("fetch", help="install a checkpoint or parent from elsewhere")
-    fetch.add_argument("source", metavar="SOURCE",
+    fetch.add_argument("source", metavar="SOURCE", nargs="?",
                        help="http(s)://…, ssh://host/folder or a folder")  # fmt: skip
     _add_place(fetch)
     fetch.add_argument("--manifest", type=Path, metavar="FILE",

@@ -49,14 +49,14 @@ class Place:
         return self.root / f"{STAGING}{manifest.folder_name(self.manifest_sha256)}"
 
 
-def fetch_checkpoint(source: str, place: Place, listed: Manifest | None = None) -> bool:
+def fetch_checkpoint(source: str | None, place: Place, listed: Manifest | None = None) -> bool:
     """Install the checkpoint at `source` and point the link at it.
 
     One that stands there and is damaged, or was touched, is put together anew from what is good
     in it and what is fetched, and takes its place in one step.
 
     Args:
-        source: as `checkpoint.source.as_source` takes it.
+        source: as `checkpoint.source.as_source` takes it; None: it must stand there already.
         place: where it goes.
         listed: its manifest; None: the one at the source, which must have the place's digest.
 
@@ -67,13 +67,18 @@ def fetch_checkpoint(source: str, place: Place, listed: Manifest | None = None) 
         HostError: the link's place is taken, no space, the source cannot be had, or what it
             holds is not what the digest stands for. Final folder and link are then untouched.
     """
-    source = as_source(source)
+    source = as_source(source) if source is not None else None
     _check_places(place)
     place.root.mkdir(exist_ok=True)
     with locked(place.root / ".lock", "ckpt fetch", LOCK_WAIT_S):
         remove_leftovers(place.root, REMOVING)
         changed = not _stands(place)
         if changed:
+            if source is None:
+                raise HostError(
+                    f"{place.folder}: does not stand whole here, and no source is known; adopt it, "
+                    "or give an address: the lock's checkpoint has a place for it"
+                )
             _install(source, place, listed or _fetch_manifest(source, place))
         if place.link is not None and not link_ok(place):
             replace_symlink(place.link, place.folder)
