@@ -75,9 +75,7 @@ def gateway_settings(targets: dict[str, Target]) -> settings.GatewayHost:
 
 
 @pytest.fixture(scope="session")
-def locked(
-    targets: dict[str, Target], engine_settings: settings.EngineHost
-) -> artifacts.Artifacts:
+def locked(targets: dict[str, Target], engine_settings: settings.EngineHost) -> artifacts.Artifacts:
     """The lock that the engine's host was deployed from."""
     lock = Path(targets["v100"].data.get("artifacts") or artifacts.LOCK)
     return artifacts.load(lock, engine_settings.checkpoint.source)
