@@ -8,9 +8,10 @@ figures are medians over the rounds. Sources are in the page cache; what was wri
 the disk synced before the next one begins. "Layout" writes the assembled shards and fsyncs each,
 timed inside a process of its own; cp writes the same bytes and sync(1) fsyncs them. "Library"
 loads shard after shard with the safetensors package and saves each under its new names, one fsync
-each. "Assemble" is all phases of `ckpt assemble`. Memory is the process's peak (VmHWM). The quick verify is of the whole architecture's 2,194
-tensors, in files that are holes behind their headers, and is a whole process with its start. Block
-sharing is shown on loop-mounted file systems, as root, with pairs of growing size.
+each; "assemble" is all phases of the command. Memory is the process's peak (VmHWM). The quick
+verify is of the whole architecture's 2,194 tensors, in files that are holes behind their headers,
+and is a whole process with its start. Block sharing is shown on loop-mounted file systems, as
+root, with pairs of growing size.
 """
 
 from __future__ import annotations
@@ -301,7 +302,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--bytes", type=int, default=2_000_000_000, help="least bytes of the base")
+    parser.add_argument("--bytes", type=int, default=3_000_000_000, help="least bytes of the base")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-sharing", action="store_true", help="mount nothing")
     parser.add_argument("--folder", type=Path, default=CACHE, help="on the disk to use")

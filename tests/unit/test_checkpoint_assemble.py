@@ -34,7 +34,6 @@ from tests.unit.test_checkpoint_fetch import (
     assert_refused,
     assert_whole,
     flip,
-    lay_out_tools,
     snapshot,
 )
 
@@ -42,20 +41,10 @@ KILLS = 60
 COPIED = ("config.json", "hf_quant_config.json", "tokenizer_config.json", "chat_template.jinja")
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return small_pair(tmp_path_factory.mktemp("pair"))
-
-
-@pytest.fixture(scope="module")
-def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lay_out_tools(tmp_path_factory.mktemp("host") / "tools")
-
-
 @pytest.fixture
-def host(tools: Path, tmp_path: Path) -> Host:
+def host(ckpt_tools: Path, tmp_path: Path) -> Host:
     (tmp_path / "data").mkdir()
-    return Host(tools, tmp_path / "data")
+    return Host(ckpt_tools, tmp_path / "data")
 
 
 def arguments(host: Host, pair: Pair, *more: str) -> list[str]:
