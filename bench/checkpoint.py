@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """The checkpoint's programs against cp, openssl and the safetensors library, on a miniature pair.
 
-    .venv/bin/python bench/checkpoint.py [--bytes N] [--rounds N] [--no-sharing]
+    .venv/bin/python bench/checkpoint.py [--bytes N] [--rounds N]
 
 Every round runs all contenders one after another, every second round in the opposite order;
 figures are medians over the rounds. Sources are in the page cache; what was written is removed and
 the disk synced before the next one begins. "Layout" writes the assembled shards and fsyncs each,
 timed inside a process of its own; cp writes the same bytes and sync(1) fsyncs them. "Library"
 loads shard after shard with the safetensors package and saves each under its new names, one fsync
-each. "Assemble" is all phases of `ckpt assemble`. Memory is the process's peak (VmHWM). The quick verify is of the whole architecture's 2,194
-tensors, in files that are holes behind their headers, and is a whole process with its start. Block
-sharing is shown on loop-mounted file systems, as root, with pairs of growing size.
+each; "assemble" is all phases of the command. Memory is the process's peak (VmHWM). The quick
+verify is of the whole architecture's 2,194 tensors, in files that are holes behind their headers,
+and is a whole process with its start.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ from tests.unit.test_checkpoint_census import FULL  # noqa: E402
 PYTHON = ["/usr/bin/python3", "-I"]
 LEAST_AGAINST_CP = LEAST_AGAINST_OPENSSL = 0.9
 MOST_MEMORY_MB, MOST_QUICK_S = 100, 0.3
-SHARING_BYTES = (500_000_000, 1_000_000_000, 2_000_000_000)
 PEAK = """
 def peak_mb():
     line = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
@@ -174,7 +173,7 @@ class Bench:
 
 
 def compare(work: Path, least_bytes: int, rounds: int) -> bool:
-    """Everything but block sharing; whether every figure meets its bound."""
+    """Measure and print; whether every figure meets its bound."""
     (work / "pair").mkdir()
     bench = Bench(work, build_pair(work / "pair", Size.of_bytes(least_bytes)))
     whole = work / "whole"
@@ -244,80 +243,17 @@ def _verdict(name: str, value: float, bound: float, most: bool = False) -> bool:
     return met
 
 
-@contextlib.contextmanager
-def mounted(work: Path, kind: str) -> Iterator[Path]:
-    """A new file system of this kind in a file, mounted."""
-    disk, place = work / f"{kind}.img", work / kind
-    with disk.open("wb") as stream:
-        stream.truncate(16_000_000_000)
-    place.mkdir()
-    run([f"mkfs.{kind}", "-q", str(disk)])
-    run(["mount", "-o", "loop", str(disk), str(place)])
-    try:
-        yield place
-    finally:
-        run(["umount", str(place)])
-        disk.unlink()
-
-
-def used(place: Path) -> int:
-    """Bytes in use on the file system of `place`, when all is written."""
-    os.sync()
-    state = os.statvfs(place)
-    return (state.f_blocks - state.f_bfree) * state.f_frsize
-
-
-def sharing(work: Path, kind: str, rounds: int) -> None:
-    """The layout phase on a file system that shares blocks, for pairs of growing size."""
-    if os.geteuid() or not shutil.which(f"mkfs.{kind}"):
-        print(f"{kind}: not shown: needs root and mkfs.{kind} (xfsprogs, btrfs-progs)")
-        return
-    with mounted(work, kind) as place:
-        print(f"{kind}, loop-mounted: layout, cp --reflink=never; medians of {rounds}")
-        for least_bytes in SHARING_BYTES:
-            folder = place / str(least_bytes)
-            (folder / "pair").mkdir(parents=True)
-            bench = Bench(folder, build_pair(folder / "pair", Size.of_bytes(least_bytes)))
-            before = used(place)
-            result = folder / "result"
-            result.mkdir()
-            bench.tell("layout", LAYOUT, PYTHON, result)
-            taken = used(place) - before
-            files = [str(path) for path in result.iterdir()]
-            times: tuple[list[float], list[float]] = ([], [])
-            for _ in range(rounds):
-                times[0].append(bench.layout())
-                times[1].append(bench.cp(files))
-            size = sum(Path(file).stat().st_size for file in files)
-            print(
-                f"  {size / 1e9:5.2f} GB: {statistics.median(times[0]):6.3f} s,"
-                f" {statistics.median(times[1]):6.3f} s; takes {taken / 1e6:.1f} MB of the disk"
-            )
-            shutil.rmtree(folder)
-
-
 def main() -> int:
     """Measure and print; exit code 1 when a figure misses its bound."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--bytes", type=int, default=2_000_000_000, help="least bytes of the base")
+    parser.add_argument("--bytes", type=int, default=3_000_000_000, help="least bytes of the base")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--no-sharing", action="store_true", help="mount nothing")
     parser.add_argument("--folder", type=Path, default=CACHE, help="on the disk to use")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="checkpoint-bench.", dir=options.folder) as name:
-        met = compare(Path(name), options.bytes, options.rounds)
-    if not options.no_sharing:
-        for kind in ("xfs", "btrfs"):
-            with tempfile.TemporaryDirectory(
-                prefix="checkpoint-bench.", dir=options.folder
-            ) as name:
-                try:
-                    sharing(Path(name), kind, options.rounds)
-                except SystemExit as error:
-                    print(f"{kind}: not shown: {error}")
-    return 0 if met else 1
+        return 0 if compare(Path(name), options.bytes, options.rounds) else 1
 
 
 if __name__ == "__main__":

@@ -21,14 +21,12 @@ from tests.unit.checkpoint_support import (
     raw_header,
     set_header,
     shards,
-    small_pair,
 )
 from tests.unit.test_checkpoint_assemble import arguments, assembled
 from tests.unit.test_checkpoint_fetch import (
     Host,
     assert_refused,
     edit_json,
-    lay_out_tools,
     snapshot,
 )
 
@@ -37,16 +35,9 @@ Change = Callable[[Pair], object]
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return small_pair(tmp_path_factory.mktemp("pair"))
-
-
-@pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory, pair: Pair) -> Host:
+def host(tmp_path_factory: pytest.TempPathFactory, ckpt_tools: Path, pair: Pair) -> Host:
     """A host on which a good checkpoint stands."""
-    folder = tmp_path_factory.mktemp("host")
-    (folder / "data").mkdir()
-    host = Host(lay_out_tools(folder / "tools"), folder / "data")
+    host = Host(ckpt_tools, tmp_path_factory.mktemp("data"))
     assembled(host, pair)
     return host
 

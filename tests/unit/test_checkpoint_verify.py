@@ -23,30 +23,19 @@ from tests.unit.checkpoint_support import (
     full_sized,
     raw_header,
     shards,
-    small_pair,
 )
 from tests.unit.standin_support import production_config
 from tests.unit.test_checkpoint_assemble import arguments, assembled
 from tests.unit.test_checkpoint_census import FULL
-from tests.unit.test_checkpoint_fetch import Host, assert_refused, flip, lay_out_tools
+from tests.unit.test_checkpoint_fetch import Host, assert_refused, flip
 
 INDEX = "model.safetensors.index.json"
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return small_pair(tmp_path_factory.mktemp("pair"))
-
-
-@pytest.fixture(scope="module")
-def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lay_out_tools(tmp_path_factory.mktemp("host") / "tools")
-
-
 @pytest.fixture
-def host(tools: Path, tmp_path: Path) -> Host:
+def host(ckpt_tools: Path, tmp_path: Path) -> Host:
     (tmp_path / "data").mkdir()
-    return Host(tools, tmp_path / "data")
+    return Host(ckpt_tools, tmp_path / "data")
 
 
 def test_a_failed_deep_verify_takes_the_stamp(host: Host, pair: Pair) -> None:
