@@ -14,39 +14,17 @@ import pytest
 
 from lab import checkpoint as miniature
 from lab.checkpoint import Pair
-from tests.unit.checkpoint_support import edit_header, shards, small_pair
+from tests.unit.checkpoint_support import edit_header, shards
 from tests.unit.test_checkpoint_assemble import arguments
 from tests.unit.test_checkpoint_fetch import (
     Host,
     assert_refused,
     assert_whole,
     flip,
-    lay_out_tools,
     snapshot,
 )
 
 KILLS = 12
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> miniature.CheckpointInfo:
-    return miniature.build(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return small_pair(tmp_path_factory.mktemp("pair"))
-
-
-@pytest.fixture(scope="module")
-def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lay_out_tools(tmp_path_factory.mktemp("host") / "tools")
-
-
-@pytest.fixture
-def host(tools: Path, tmp_path: Path) -> Host:
-    (tmp_path / "data").mkdir()
-    return Host(tools, tmp_path / "data")
 
 
 @pytest.fixture

@@ -34,12 +34,6 @@ KILLS = 60
 COPIED = ("config.json", "hf_quant_config.json", "tokenizer_config.json", "chat_template.jinja")
 
 
-@pytest.fixture
-def host(ckpt_tools: Path, tmp_path: Path) -> Host:
-    (tmp_path / "data").mkdir()
-    return Host(ckpt_tools, tmp_path / "data")
-
-
 def arguments(host: Host, pair: Pair, *more: str) -> list[str]:
     return ["assemble", "--trunk", str(pair.trunk), "--base", str(pair.base), "--out",
             str(host.link), *more]  # fmt: skip

@@ -72,28 +72,12 @@ class Host:
         return self.root / sha256[:16]
 
 
-@pytest.fixture(scope="session")
-def source(tmp_path_factory: pytest.TempPathFactory) -> miniature.CheckpointInfo:
-    return miniature.build(tmp_path_factory.mktemp("cache"))
-
-
 def lay_out_tools(folder: Path) -> Path:
     """The packages and the launcher merged into one folder, as the deploy lays them down."""
     shutil.copytree(FILES / "checkpoint/bin", folder / "bin")
     shutil.copytree(FILES / "checkpoint/checkpoint", folder / "checkpoint")
     shutil.copytree(FILES / "hostlib/hostlib", folder / "hostlib")
     return folder
-
-
-@pytest.fixture(scope="session")
-def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lay_out_tools(tmp_path_factory.mktemp("host") / "tools")
-
-
-@pytest.fixture
-def host(tools: Path, tmp_path: Path) -> Host:
-    (tmp_path / "data").mkdir()
-    return Host(tools, tmp_path / "data")
 
 
 def assert_refused(done: subprocess.CompletedProcess[str], code: int, *named: str | Path) -> None:

@@ -33,7 +33,6 @@ from tests.unit.test_checkpoint_fetch import (
     assert_refused,
     assert_whole,
     flip,
-    lay_out_tools,
 )
 
 COMMIT = "554ebba9b5f1b79dc11246341960360e6ef05ef4"
@@ -47,22 +46,6 @@ if [ -e "$SSH_LOG.refuse" ]; then echo 'Host key verification failed.' >&2; exit
 if [ -e "$SSH_LOG.cut" ]; then sh -c "$command" | head -c 3000000; exit 255; fi
 exec sh -c "$command"
 """
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> miniature.CheckpointInfo:
-    return miniature.build(tmp_path_factory.mktemp("cache"))
-
-
-@pytest.fixture(scope="module")
-def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return lay_out_tools(tmp_path_factory.mktemp("host") / "tools")
-
-
-@pytest.fixture
-def host(tools: Path, tmp_path: Path) -> Host:
-    (tmp_path / "data").mkdir()
-    return Host(tools, tmp_path / "data")
 
 
 @pytest.fixture

@@ -32,12 +32,6 @@ from tests.unit.test_checkpoint_fetch import Host, assert_refused, flip
 INDEX = "model.safetensors.index.json"
 
 
-@pytest.fixture
-def host(ckpt_tools: Path, tmp_path: Path) -> Host:
-    (tmp_path / "data").mkdir()
-    return Host(ckpt_tools, tmp_path / "data")
-
-
 def test_a_failed_deep_verify_takes_the_stamp(host: Host, pair: Pair) -> None:
     folder = assembled(host, pair)
     stamp, path = folder / "stamp.json", shards(folder)[0]

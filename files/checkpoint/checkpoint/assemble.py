@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hostlib.atomic import locked, publish_dir, replace_symlink, write_file
-from hostlib.errors import EXIT_UNABLE, HostError
-from hostlib.progress import size_text
+from hostlib.errors import HostError
 
 from checkpoint import census, manifest, parents, verify
 from checkpoint.against import check_same, trunk_names
@@ -18,6 +17,7 @@ from checkpoint.layout import FilePlan, lay_out, plan_files
 from checkpoint.manifest import FileEntry, Manifest
 from checkpoint.parents import Parent
 from checkpoint.shards import read_shards, tensors_of
+from checkpoint.space import require_space
 
 LOCK_WAIT_S = 10.0
 STAGING = ".staging-assembled"  # under the lock, so one name is enough
@@ -92,13 +92,7 @@ def assemble(order: Order) -> Manifest:
 def _check_space(files: Mapping[str, FilePlan], trunk: Parent, base: Parent, staging: Path) -> None:
     shared = all(can_share(parent.shards[0].path, staging) for parent in (trunk, base))
     needed = sum(plan.own_bytes if shared else plan.nbytes for plan in files.values())
-    free = shutil.disk_usage(staging).free
-    if needed > free:
-        raise HostError(
-            f"{staging.parent}: {size_text(needed)} needed, {size_text(free)} free;"
-            " make room, then run again",
-            exit_code=EXIT_UNABLE,
-        )
+    require_space(staging.parent, needed)
 
 
 def _prove(staging: Path, trunk: Parent, base: Parent, provenance: Mapping[str, str]) -> Manifest:

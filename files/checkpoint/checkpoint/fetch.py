@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,12 +11,13 @@ from hostlib.atomic import fsync_dir, fsync_tree, locked, publish_dir, replace_s
 from hostlib.collection import REMOVING, remove_leftovers
 from hostlib.download import fetch, join, read_bytes, sha256_file
 from hostlib.errors import EXIT_UNABLE, HostError
-from hostlib.progress import Progress, size_text
+from hostlib.progress import Progress
 
 from checkpoint import manifest, verify
 from checkpoint.manifest import FileEntry, Manifest
 from checkpoint.parallel import StoppableProgress, for_each
 from checkpoint.source import as_source
+from checkpoint.space import require_space
 
 DOWNLOADS = 4  # at once
 LOCK_WAIT_S = 10.0
@@ -154,7 +154,8 @@ def _install(source: str, place: Place, listed: Manifest) -> None:
     staging.mkdir(exist_ok=True)
     _remove_strangers(staging, listed)
     _take_over(place.folder, staging, listed)
-    _check_space(staging, listed)
+    have = sum(path.stat().st_size for path in staging.iterdir())
+    require_space(staging, listed.total_bytes - have)
     write_file(staging / manifest.MANIFEST, listed.raw)
     _fetch_files(source, staging, listed)
     verify.check_names(staging, listed)
@@ -198,18 +199,6 @@ def _remove_strangers(staging: Path, listed: Manifest) -> None:
     for path in staging.iterdir():
         if path.name not in wanted:
             path.unlink()
-
-
-def _check_space(staging: Path, listed: Manifest) -> None:
-    have = sum(path.stat().st_size for path in staging.iterdir())
-    needed = listed.total_bytes - have
-    free = shutil.disk_usage(staging).free
-    if needed > free:
-        raise HostError(
-            f"{staging}: {size_text(needed)} needed, {size_text(free)} free;"
-            " make room, then run again",
-            exit_code=EXIT_UNABLE,
-        )
 
 
 def _fetch_files(source: str, staging: Path, listed: Manifest) -> None:
