@@ -35,7 +35,11 @@ toolkit = {
         "libcufft",
     ],
 }
-checkpoint = {"link": "/mnt/data/nvfp4/qwen38-uncensored-nvfp4-vl"}
+checkpoint = {
+    "link": "/mnt/data/nvfp4/qwen38-uncensored-nvfp4-vl",
+    # "fetch": whole, as it is; "assemble": from trunk and base. Both from where the lock says.
+    "source": "fetch",
+}
 
 engine = {
     "name": "skinny",

@@ -113,6 +113,12 @@ class Toolkit(Linked):
         return self
 
 
+class Checkpoint(Linked):
+    """How the checkpoint comes to the host: fetched whole, or assembled there from its parents."""
+
+    source: Literal["fetch", "assemble"]
+
+
 class Engine(Model):
     """How the engine starts; names follow its own command line."""
 
@@ -175,7 +181,7 @@ class EngineHost(Model):
     serving: Serving
     storage: Storage
     toolkit: Toolkit
-    checkpoint: Linked
+    checkpoint: Checkpoint
     engine: Engine
     access: Access
 

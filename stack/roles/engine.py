@@ -51,6 +51,7 @@ def user_files(settings: EngineHost, locked: Artifacts) -> list[Entry]:
         *program(FILES / "checkpoint", places.tools, owner, ("checkpoint",)),
         *program(FILES / "venv", places.tools, owner, ("venv_build",)),
         toolkit.specification_file(settings, locked.toolkit, owner),
+        *checkpoint.manifest_files(settings, locked.checkpoint, owner),
         requirements_file(settings, locked, owner),
     ]
 
@@ -70,7 +71,7 @@ def release_of(settings: EngineHost, locked: Artifacts) -> dict[str, object]:
         settings,
         venv=str(places.venvs / venv_name(requirements, settings.engine.python)),
         toolkit=toolkit.resolved_path(settings, locked.toolkit),
-        checkpoint=checkpoint.resolved_path(places, locked.checkpoint),
+        checkpoint=checkpoint.resolved_path(places, locked.checkpoint.whole),
     )
 
 

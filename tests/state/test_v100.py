@@ -254,3 +254,15 @@ def test_checkpoint_is_whole(v100: Host, engine_settings: EngineHost) -> None:
     smallest = min(manifest["files"], key=lambda name: manifest["files"][name]["size"])
     digest = v100.check_output(shlex.join(["sha256sum", "--", f"{link}/{smallest}"])).split()[0]
     assert digest == manifest["files"][smallest]["sha256"]
+
+
+def test_checkpoint_is_the_locked_one_and_verified(
+    v100: Host, engine_settings: EngineHost, locked: Artifacts
+) -> None:
+    link = engine_settings.checkpoint.link
+    digest = v100.check_output(f"sha256sum {link}/manifest.json").split()[0]
+    assert digest == locked.checkpoint.whole.listed().sha256
+    tool = f"{EnginePlaces(engine_settings.storage).tools}/bin/ckpt"
+    for command in ("verify", "census"):
+        done = v100.run(f"sudo -u {engine_settings.service.user} {tool} {command} {link}")
+        assert done.rc == 0, done.stderr

@@ -15,6 +15,7 @@ from pathlib import Path
 from hostlib.atomic import fsync_dir
 from hostlib.errors import EXIT_UNABLE, HostError
 from hostlib.progress import Progress
+from hostlib.ssh import SCHEME, RemoteFile
 
 CHUNK_BYTES = 1 << 20
 ATTEMPTS = 5
@@ -28,7 +29,7 @@ PASSING_STATUS = (
 
 
 def join(base: str, relative: str) -> str:
-    """`relative` below `base`, which is a URL (http, https, file) or a folder.
+    """`relative` below `base`, which is a URL (http, https, file, ssh) or a folder.
 
     Raises:
         HostError: `relative` is absolute or climbs out of `base`.
@@ -94,6 +95,8 @@ def read_tail(source: str, size: int, count: int) -> bytes | None:
     offset = max(0, size - count)
     try:
         with _open(source, offset) as stream:
+            if isinstance(stream, RemoteFile):
+                return stream.read(count)
             if source.startswith("http"):
                 if offset and stream.status != http.client.PARTIAL_CONTENT:
                     return None
@@ -187,7 +190,9 @@ def _differs(source: str, sha256: str, digest: str, size: int | None, have: int)
     )
 
 
-def _open(source: str, offset: int) -> http.client.HTTPResponse:
+def _open(source: str, offset: int) -> http.client.HTTPResponse | RemoteFile:
+    if source.startswith(SCHEME):
+        return RemoteFile(source, offset, TIMEOUT_S)
     if is_local(source):
         source = Path(source).resolve().as_uri()
     try:

@@ -86,8 +86,8 @@ def alone(root: Path, lock_wait_s: float) -> Iterator[int]:
         HostError: another still works there after `lock_wait_s`; it is named.
     """
     from hostlib.atomic import locked
+    from hostlib.collection import REMOVING, remove_leftovers
 
-    from cuda_toolkit.collect import REMOVING
     from cuda_toolkit.proving import say
 
     root.mkdir(parents=True, exist_ok=True)
@@ -100,9 +100,7 @@ def alone(root: Path, lock_wait_s: float) -> Iterator[int]:
                 raise
             say(f"{error.message.partition(';')[0]}; waiting up to {lock_wait_s:.0f} s")
             lock = stack.enter_context(locked(place, "cuda-install", wait_seconds=lock_wait_s))
-        for pattern in (STAGING, REMOVING):
-            for stale in root.glob(f"{pattern}*"):
-                shutil.rmtree(stale)
+        remove_leftovers(root, STAGING, REMOVING)
         yield lock
 
 
