@@ -30,7 +30,7 @@ from tests.unit.test_checkpoint_fetch import (
     snapshot,
 )
 
-KILLS = 60
+KILLS = 50
 COPIED = ("config.json", "hf_quant_config.json", "tokenizer_config.json", "chat_template.jinja")
 
 
