@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable
@@ -10,6 +11,12 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_UNABLE = 2
 EXIT_INTERRUPTED = 130
+WAYS_OUT = {
+    errno.ENOSPC: "free space or inodes there, then run again",
+    errno.EDQUOT: "free space within this user's quota, then run again",
+    errno.EACCES: "give it to this user, then run again",
+    errno.EROFS: "make it writable, then run again",
+}
 
 
 class HostError(Exception):
@@ -45,5 +52,7 @@ def run_main(program: str, main: Callable[[], int]) -> int:
         return EXIT_FAILED
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        print(f"{program}: {place}{error.strerror or error}", file=sys.stderr)
+        way_out = f"; {WAYS_OUT[error.errno]}" if error.errno in WAYS_OUT else ""
+        reason = " ".join(str(error.strerror or error).split())
+        print(f"{program}: {place}{reason}{way_out}", file=sys.stderr)
         return EXIT_UNABLE
