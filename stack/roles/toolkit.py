@@ -21,21 +21,23 @@ _Entry = TypeVar("_Entry")
 
 
 def specification(settings: Toolkit, locked: ToolkitArtifacts) -> dict[str, Any]:
-    """The installer's input: the locked bytes of the source that the settings choose.
+    """The installer's input: the locked bytes that the settings choose, or the adopted tree's name.
 
     Raises:
         StackError: the lock lacks a component or the runfile.
     """
-    expected = {
+    expected: dict[str, Any] = {
         "cuda_version": locked.cuda_version,
         "compiler_version": locked.compiler_version,
         "required_headers": locked.required_headers,
     }
-    if settings.source == "runfile":
+    if settings.source in ("runfile", "adopted"):
         runfile = _locked(settings.runfile, {item.release: item for item in locked.runfiles})
+        expected["compiler_version"] = runfile.compiler_version
+        if settings.source == "adopted":
+            return {**expected, "adopted": settings.adopted}
         return {
             **expected,
-            "compiler_version": runfile.compiler_version,
             "runfile": {
                 "location": settings.location or runfile.url,
                 "size": runfile.size,
@@ -76,7 +78,7 @@ def specification_file(settings: EngineHost, locked: ToolkitArtifacts, owner: Ow
 
 @deploy("Toolkit")
 def toolkit(settings: EngineHost, locked: ToolkitArtifacts) -> None:
-    """Fetch, verify, unpack, prove and link the toolkit, unless it stands."""
+    """Fetch, verify, unpack, prove and link the toolkit (or link the adopted), unless it stands."""
     places = EnginePlaces(settings.storage)
     user = settings.service.user
     owner = Owner(user, user)

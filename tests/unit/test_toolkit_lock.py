@@ -42,6 +42,7 @@ SOURCES: list[dict[str, Any]] = [
     {"source": "mirror", "location": "http://198.19.77.1/cuda", "components": ["cuda_nvcc"]},
     {"source": "runfile"},
     {"source": "runfile", "location": "/media/disk/cuda.run", "runfile": "12.8.0"},
+    {"source": "adopted", "adopted": "cuda-0123456789abcdef"},
 ]
 
 
@@ -69,6 +70,12 @@ def test_the_lock_is_whole() -> None:
         assert spec["compiler_version"] == version
 
 
+def test_a_release_holds_the_adopted_tree_that_the_settings_name() -> None:
+    chosen = host(source="adopted", adopted="cuda-0123456789abcdef", runfile="12.8.0")
+    assert resolved_path(chosen, LOCKED) == "/mnt/data/nvfp4/toolkits/cuda-0123456789abcdef"
+    assert specification(chosen.toolkit, LOCKED)["compiler_version"] == "12.8.61"
+
+
 @pytest.mark.parametrize(
     ("toolkit", "words"),
     [
@@ -88,6 +95,13 @@ def test_what_the_lock_lacks_is_named(toolkit: dict[str, Any], words: str) -> No
         ({"source": "mirror"}, "a mirror needs one"),
         ({"location": "/x"}, "only for source mirror or runfile"),
         ({"source": "mirror", "location": "relative/folder"}, "toolkit.location"),
+        ({"source": "adopted"}, "the tree's name with source adopted"),
+        ({"adopted": "cuda-0123456789abcdef"}, "None with any other"),
+        ({"source": "adopted", "adopted": "cuda-12.8"}, "toolkit.adopted"),
+        (
+            {"source": "adopted", "adopted": "cuda-0123456789abcdef", "location": "/x"},
+            "only for source mirror or runfile",
+        ),
         ({"components": []}, "toolkit.components"),
         ({"components": ["cuda_nvcc", "cuda_nvcc"]}, "stands there twice"),
     ],

@@ -182,6 +182,76 @@ def test_after_adoption_an_installation_keeps_the_old_tree(hand_made: Site) -> N
     assert_census(adopted)
 
 
+def choose_adopted(site: Site, name: str) -> None:
+    """Make the specification say: use the tree of that name."""
+    kept = ("cuda_version", "compiler_version", "required_headers")
+    site.spec = {"adopted": name, **{key: site.spec[key] for key in kept}}
+
+
+def test_an_adopted_tree_can_be_the_chosen_one(hand_made: Site) -> None:
+    assert hand_made.run("adopt").returncode == 0
+    adopted = hand_made.link.readlink()
+    assert hand_made.run("install").returncode == 0  # leads to another tree now
+    assert hand_made.link.readlink() != adopted
+    choose_adopted(hand_made, adopted.name)
+    assert hand_made.status()["changed_reason"].endswith(f"does not point to {adopted}")
+    for words in ("installed and proved", "already installed"):
+        done = hand_made.run("install")
+        assert (done.returncode, done.stdout) == (0, f"{words}: {adopted}\n"), done.stderr
+    assert whole_tree(hand_made) == adopted
+
+
+def test_an_adopted_tree_is_proved_anew_but_never_made_anew(hand_made: Site) -> None:
+    assert hand_made.run("adopt").returncode == 0
+    adopted = hand_made.link.readlink()
+    choose_adopted(hand_made, adopted.name)
+    hand_made.spec["required_headers"] = ["shared.h", "cuda.h"]
+    assert hand_made.status()["changed_reason"] == "proved against other expectations"
+    assert hand_made.run("install").returncode == 0
+    described = json.loads((adopted / ".toolkit.json").read_text())
+    assert (described["adopted"], described["required_headers"]) == (True, ["shared.h", "cuda.h"])
+    hand_made.spec["required_headers"] = ["cublas_v2.h"]
+    done = hand_made.run("install")
+    assert done.returncode == 1
+    assert f"{adopted}: the proof failed (header origin); mend it, or choose another" in done.stderr
+    assert hand_made.trees() == [adopted.name]
+
+
+def test_an_adopted_tree_that_is_not_there_is_named(copied: Site) -> None:
+    before = copied.link.readlink()
+    choose_adopted(copied, "cuda-0123456789abcdef")
+    done = copied.run("install")
+    assert done.returncode == 1
+    assert "cuda-0123456789abcdef: no tree of that name was adopted or installed" in done.stderr
+    assert copied.link.readlink() == before
+    choose_adopted(copied, "cuda-full")
+    done = copied.run("install")
+    assert (done.returncode, "adopted: must be a text like /cuda-" in done.stderr) == (2, True)
+
+
+def test_what_a_killed_proof_leaves_is_not_extra(copied: Site) -> None:
+    for name in ("..proof.json.a1_b2c3d", ".census.json.a1_b2c3d"):
+        (copied.link / name).touch()
+    assert run(copied, "census", copied.link).returncode == 0
+    (copied.link / "bin/..proof.json.a1_b2c3d").touch()
+    done = run(copied, "census", copied.link)
+    assert (done.returncode, "1 extra" in done.stderr) == (1, True)
+
+
+def test_a_tree_that_nothing_describes_is_named_with_the_way_out(copied: Site) -> None:
+    (copied.link / ".toolkit.json").unlink()
+    proof = [copied.programs / "cuda-proof", copied.link]
+    done = subprocess.run(proof, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert is_one_line(done.stderr, "cuda-proof")
+    assert "was neither installed nor adopted by cuda-install" in done.stderr
+    assert "take it in with cuda-install adopt" in done.stderr
+    spec = copied.folder / "spec.json"
+    spec.write_text(json.dumps(copied.spec))
+    done = subprocess.run([*proof, "--spec", spec], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def not_adopted(site: Site, *words: str, code: int = 1, user: int | None = None) -> None:
     before = snapshot(site.folder)
     command = site.arguments("adopt")

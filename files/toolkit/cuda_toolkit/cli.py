@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--link", type=_absolute, required=True, help="symlink for people")
         if "lock" in groups:
             command.add_argument(
-                "--lock-wait", type=float, default=LOCK_WAIT_S, metavar="SECONDS",
+                "--lock-wait", type=_seconds, default=LOCK_WAIT_S, metavar="SECONDS",
                 help="how long to wait for another installer (default: %(default).0f)",
             )  # fmt: skip
         return command
@@ -121,3 +121,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _absolute(text: str) -> Path:
     return Path(text).absolute()
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < float("inf"):
+        raise ValueError
+    return seconds

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
+from hostlib.atomic import remove_tree
 from hostlib.errors import EXIT_UNABLE, HostError
 from hostlib.progress import size_text
 
@@ -55,7 +55,7 @@ def remove(trees: list[Path]) -> list[str]:
         )
         going = tree.with_name(f"{REMOVING}{tree.name}")
         tree.rename(going)
-        shutil.rmtree(going)
+        remove_tree(going)
         told.append(f"removed {tree} ({size_text(size)})")
         total += size
     return [*told, f"{len(trees)} trees removed, {total} bytes"]

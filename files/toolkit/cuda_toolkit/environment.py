@@ -12,7 +12,8 @@ from cuda_toolkit.checks import Check
 
 # Where torch and tilelang look for the toolkit, before they look for nvcc on PATH.
 HOMES = ("CUDA_HOME", "CUDA_PATH")
-# Variables that change which headers nvcc, gcc or tilelang open. No engine needs them.
+# Variables that change which headers nvcc, gcc or tilelang open, or which nvcc torch runs. No
+# engine needs them.
 STRAY = (
     "NVCC_PREPEND_FLAGS",
     "NVCC_APPEND_FLAGS",
@@ -21,6 +22,7 @@ STRAY = (
     "CPLUS_INCLUDE_PATH",
     "GCC_EXEC_PREFIX",
     "COMPILER_PATH",
+    "PYTORCH_NVCC",
     "TL_CUTLASS_PATH",
     "TL_TEMPLATE_PATH",
 )
@@ -70,7 +72,7 @@ def check_environment(prefix: Path, environment: Mapping[str, str], engines: boo
     if engines or homes:
         wrong += _wrong_path(prefix, nvcc_on_path(environment))
     wrong += [
-        f"{name}={environment[name]} adds to the search for headers; unset it"
+        f"{name}={environment[name]} changes what is compiled with; unset it"
         for name in STRAY
         if environment.get(name)
     ]
