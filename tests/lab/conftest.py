@@ -13,8 +13,8 @@ import pytest
 from lab import mirror
 from lab.places import CACHE
 from tests.lab.lab_support import LAB_NAME, REPOSITORY, DeployedLab, environment
-from tests.lab.toolkit_lab import apt_sources, new_site, served
-from tests.unit.toolkit_support import Site, lay_out_programs
+from tests.lab.toolkit_lab import apt_sources, new_site
+from tests.unit.toolkit_support import Site, lay_out_programs, served
 
 
 @pytest.fixture(scope="session")

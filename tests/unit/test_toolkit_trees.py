@@ -91,6 +91,19 @@ def test_an_installed_tree_is_as_its_census_says(installed: Site) -> None:
     assert census["files"]["version.json"]["component"] == "cuda"
 
 
+def test_two_installers_at_once_end_in_one_tree(installed: Site, tmp_path: Path) -> None:
+    site = Site(installed.base, installed.programs, tmp_path, installed.spec)
+    command = site.arguments("install")
+    running = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    answers = [process.communicate(timeout=120) for process in running]
+    assert [process.returncode for process in running] == [0, 0], answers
+    assert sum("waiting up to" in errors for _, errors in answers) <= 1
+    assert site.trees() == [whole_tree(site).name]
+
+
 def test_headers_deleted_to_free_space_are_named(copied: Site) -> None:
     for header in copied.link.glob("include/curand*.h"):
         header.unlink()
@@ -272,6 +285,9 @@ def test_an_unproved_tree_is_left_alone(hand_made: Site) -> None:
     header = hand_made.link / "include/cuda.h"
     header.write_text(header.read_text().replace("12080", "12000"))
     not_adopted(hand_made, "the proof failed (versions)", "it was left as it is")
+    header.write_text(header.read_text().replace("12000", "12080"))
+    hand_made.spec = {**hand_made.spec, "compiler_version": "12.8.61"}
+    not_adopted(hand_made, "nvcc is 12.8.93, expected 12.8.61")
 
 
 def test_a_shell_that_borrows_from_elsewhere_is_left_alone(hand_made: Site) -> None:
