@@ -50,7 +50,7 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """A folder in memory: what a killed process wrote stays there too, and no disk is waited for."""
+    """A folder in memory: what a killed process wrote stays there too, and no disk is awaited."""
     with tempfile.TemporaryDirectory(prefix="toolkit-kills.", dir="/dev/shm") as folder:
         yield Path(folder)
 
