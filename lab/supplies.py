@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from lab import checkpoint, image, mirror, wheel
+from lab import checkpoint, debian, image, mirror, wheel
 from lab.places import CACHE, SITE_URL
 
 ENGINE_REQUIREMENTS = Path(__file__).parent / "engine" / "requirements.lock"
@@ -30,7 +30,7 @@ class Supplies:
 
 def build_supplies(base: Path) -> Supplies:
     """Build (or take from the cache) everything that the lab's hosts fetch."""
-    apt_source = mirror.debian_mirror(image.apt_sources(base))
+    apt_source = debian.debian_mirror(image.apt_sources(base))
     toolkit = mirror.build(CACHE, apt_source)
     model = checkpoint.build(CACHE)
     with image.cache_lock("supplies"):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from cuda_toolkit.archives import PLATFORM
 from hostlib.atomic import write_file
 from hostlib.download import join, read_bytes
 from hostlib.errors import EXIT_UNABLE, HostError
@@ -19,7 +20,6 @@ from hostlib.errors import EXIT_UNABLE, HostError
 from stack import FILES, REPOSITORY
 from stack.artifacts import LOCK
 
-PLATFORM = "linux-x86_64"
 EXIT_REFUSED = 1
 EXIT_NO_NETWORK = 4
 

@@ -11,6 +11,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from lab import mirror
+from lab.debian import debian_mirror
 from lab.places import CACHE
 from tests.lab.lab_support import LAB_NAME, REPOSITORY, DeployedLab, environment
 from tests.lab.toolkit_lab import apt_sources, new_site
@@ -50,7 +51,7 @@ def deploy_with(
 
 @pytest.fixture(scope="session")
 def info() -> mirror.MirrorInfo:
-    return mirror.build(CACHE, mirror.debian_mirror(apt_sources()))
+    return mirror.build(CACHE, debian_mirror(apt_sources()))
 
 
 @pytest.fixture(scope="session")
