@@ -277,6 +277,25 @@ def test_no_other_installer_begins_while_a_killed_ones_runfile_still_works(
     whole_tree(site)
 
 
+def test_an_installer_that_is_ended_ends_the_runfile_too(site: Site, runfile: Path) -> None:
+    wait, began = runfile.parent / "wait", runfile.parent / "began"
+    wait.touch()
+    installer = subprocess.Popen(
+        site.arguments("install"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + PATIENCE_S
+    while not began.exists():
+        assert installer.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    installer.terminate()
+    _, errors = installer.communicate(timeout=PATIENCE_S)
+    assert installer.returncode == 130
+    assert errors.splitlines()[-1] == "cuda-install: interrupted; run it again to go on"
+    assert sorted(path.name for path in site.root.iterdir()) == [".archives", ".lock"]
+    # The runfile inherits the lock: nobody holds it any more.
+    subprocess.run(["flock", "--wait", "60", site.root / ".lock", "true"], check=True)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [

@@ -251,6 +251,16 @@ def test_what_a_killed_proof_leaves_is_not_extra(copied: Site) -> None:
     assert (done.returncode, "1 extra" in done.stderr) == (1, True)
 
 
+def test_a_proof_that_cannot_be_noted_down_is_good_all_the_same(copied: Site) -> None:
+    """As on a disk that is full or mounted read-only."""
+    (copied.link / ".proof.json").unlink()
+    (copied.link / ".proof.json").mkdir()
+    proof = [copied.programs / "cuda-proof", copied.link]
+    done = subprocess.run(proof, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert sorted(path.name for path in copied.link.glob(".*")) == [".proof.json", ".toolkit.json"]
+
+
 def test_a_tree_that_nothing_describes_is_named_with_the_way_out(copied: Site) -> None:
     (copied.link / ".toolkit.json").unlink()
     proof = [copied.programs / "cuda-proof", copied.link]

@@ -27,7 +27,7 @@ KINDS = st.sampled_from([tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarf
 MEMBERS = st.lists(st.tuples(PATHS, KINDS, PATHS), min_size=1, max_size=8)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(MEMBERS)
 def test_whatever_the_archive_holds_nothing_leaves_the_folder(
     members: list[tuple[str, bytes, str]],

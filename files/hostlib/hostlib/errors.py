@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Callable
 
@@ -33,6 +34,15 @@ class HostError(Exception):
         self.message = message
         self.details = details
         self.exit_code = exit_code
+
+
+def interrupt_on_sigterm() -> None:
+    """SIGTERM ends this program as Ctrl-C does: what it started and wrote is removed."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
 
 
 def run_main(program: str, main: Callable[[], int]) -> int:

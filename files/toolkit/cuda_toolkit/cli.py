@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from hostlib.errors import EXIT_OK, HostError, run_main
+from hostlib.errors import EXIT_OK, HostError, interrupt_on_sigterm, run_main
 
 from cuda_toolkit.install import LOCK_WAIT_S, alone, install, state
 from cuda_toolkit.spec import load_expected, load_spec
@@ -25,6 +25,7 @@ def run(argv: list[str] | None = None) -> int:
 
 def main() -> int:
     """The program, with errors as one line."""
+    interrupt_on_sigterm()
     return run_main("cuda-install", run)
 
 
@@ -63,8 +64,8 @@ def _collect(options: argparse.Namespace) -> None:
     for path in options.keep:
         if not path.is_dir():
             raise HostError(f"{path}: to be kept, but is no folder; nothing was removed")
-    releases = collect.release_texts(options.releases) if options.releases else []
     with alone(options.root, options.lock_wait):
+        releases = collect.release_texts(options.releases) if options.releases else []
         trees = collect.removable(options.root, options.link, releases, options.keep)
         print("\n".join(collect.remove(trees)))
 

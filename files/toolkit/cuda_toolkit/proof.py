@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from hostlib.atomic import write_file
-from hostlib.errors import EXIT_FAILED, EXIT_OK, EXIT_UNABLE, HostError, run_main
+from hostlib.errors import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_UNABLE,
+    HostError,
+    interrupt_on_sigterm,
+    run_main,
+)
 from hostlib.strict_json import parse_object
 
 from cuda_toolkit import environment as variables
@@ -123,7 +129,7 @@ def prove_subject(subject: Subject, deep: bool = False, tell: Tell | None = None
         # What was done on the way, such as a removed lock, is said once.
         stamped = [asdict(replace(check, details=())) for check in checks]
         content = stamp.make(prefix, asked, files, stamped)
-        with contextlib.suppress(PermissionError):  # another user's proof is good without a stamp
+        with contextlib.suppress(OSError):  # what cannot be noted down was proved all the same
             write_file(prefix / stamp.STAMP_FILE, content)
     return report
 
@@ -281,11 +287,7 @@ def _texts(found: object, place: str) -> dict[str, str]:
     return found
 
 
-def _end(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 def main() -> int:
     """The program, with errors as one line."""
-    signal.signal(signal.SIGTERM, _end)  # ends the compilers that run, and removes their files
+    interrupt_on_sigterm()
     return run_main("cuda-proof", run)
