@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
+from cuda_toolkit.environment import CHOSEN_COMPILER
 from cuda_toolkit.spec import parse_spec, tree_name
 from pyinfra.api.deploy import deploy
 
@@ -76,6 +77,12 @@ def specification_file(settings: EngineHost, locked: ToolkitArtifacts, owner: Ow
     return file(EnginePlaces(settings.storage).specs / f"{name}.json", content, owner)
 
 
+def chosen_compiler(settings: EngineHost) -> list[str]:
+    """Words before the installer's command: its proof compiles with the engine's host compiler."""
+    chosen = settings.engine.environment.get(CHOSEN_COMPILER)
+    return ["env", f"{CHOSEN_COMPILER}={chosen}"] if chosen else []
+
+
 @deploy("Toolkit")
 def toolkit(settings: EngineHost, locked: ToolkitArtifacts) -> None:
     """Fetch, verify, unpack, prove and link the toolkit (or link the adopted), unless it stands."""
@@ -91,6 +98,6 @@ def toolkit(settings: EngineHost, locked: ToolkitArtifacts) -> None:
     installed(
         name=f"CUDA toolkit at {settings.toolkit.link}: fetched, proved, linked",
         status=[program, "status", *arguments],
-        install=[program, "install", *arguments],
+        install=[*chosen_compiler(settings), program, "install", *arguments],
         user=user,
     )

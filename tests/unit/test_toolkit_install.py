@@ -213,6 +213,20 @@ def test_lack_of_space_is_seen_before_the_first_byte(site: Site) -> None:
     assert not (site.root / ".archives").exists()
 
 
+@pytest.mark.parametrize(
+    ("variable", "words"),
+    [("PATH=/nonexistent", "gcc: is not on PATH"), ("NVCC_CCBIN=/nothing", "/nothing: is no comp")],
+)
+def test_lack_of_a_host_compiler_is_seen_before_the_first_byte(
+    site: Site, variable: str, words: str
+) -> None:
+    done = site.run("install", before=("env", variable))
+    assert done.returncode == 2, done.stderr
+    assert is_one_line(done.stderr, "cuda-install")
+    assert words in done.stderr
+    assert not (site.root / ".archives").exists()
+
+
 def test_another_architecture_is_refused(site: Site) -> None:
     done = site.run("install", before=("setarch", "i686"))
     assert done.returncode == 1

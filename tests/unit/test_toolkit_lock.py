@@ -15,7 +15,7 @@ from hostlib.errors import HostError
 
 from stack import artifacts, locks, settings
 from stack.errors import StackError
-from stack.roles.toolkit import resolved_path, specification
+from stack.roles.toolkit import chosen_compiler, resolved_path, specification
 from tests.unit.toolkit_support import Site, is_one_line, lay_out_programs, manifest_of
 
 LOCKED = artifacts.ToolkitArtifacts.model_validate(
@@ -27,12 +27,14 @@ RUNFILES = {
 }
 
 
-def host(**toolkit: Any) -> settings.EngineHost:
+def host(compiler: str = "", **toolkit: Any) -> settings.EngineHost:
     data: dict[str, Any] = {"address": "198.19.77.21"}
     for name in ("all", "v100"):
         data |= runpy.run_path(f"group_data/{name}.py")
     overrides = {f"toolkit.{key}": value for key, value in toolkit.items()}
     data |= {"overrides": overrides, "access": {"consumers": []}}
+    if compiler:
+        overrides["engine.environment"] = {"NVCC_CCBIN": compiler}
     return settings.engine_host(data, "inventory/lab.py")
 
 
@@ -56,6 +58,11 @@ def test_the_installer_takes_what_the_settings_make_of_the_lock(
     found = site.status()
     assert found["installed"] is False
     assert Path(found["path"]).name == Path(resolved_path(chosen, LOCKED)).name
+
+
+def test_the_installers_proof_compiles_with_the_engines_host_compiler() -> None:
+    assert chosen_compiler(host()) == []
+    assert chosen_compiler(host("/usr/bin/g++-14")) == ["env", "NVCC_CCBIN=/usr/bin/g++-14"]
 
 
 def test_the_lock_is_whole() -> None:

@@ -91,6 +91,18 @@ def test_an_installed_tree_is_as_its_census_says(installed: Site) -> None:
     assert census["files"]["version.json"]["component"] == "cuda"
 
 
+def test_stray_variables_do_not_spoil_an_installation_and_a_chosen_compiler_counts(
+    installed: Site, tmp_path: Path
+) -> None:
+    site = Site(installed.base, installed.programs, tmp_path, installed.spec)
+    gcc = shutil.which("gcc")
+    stray = ("CPATH=/elsewhere", "NVCC_PREPEND_FLAGS=-I/elsewhere", "CUDA_HOME=/elsewhere")
+    done = site.run("install", before=("env", *stray, f"NVCC_CCBIN={gcc}"))
+    assert done.returncode == 0, done.stderr
+    stamp = json.loads((site.link / ".proof.json").read_text())
+    assert stamp["proofs"][0]["question"]["variables"] == {"NVCC_CCBIN": gcc}
+
+
 def test_two_installers_at_once_end_in_one_tree(installed: Site, tmp_path: Path) -> None:
     site = Site(installed.base, installed.programs, tmp_path, installed.spec)
     command = site.arguments("install")

@@ -16,6 +16,7 @@ WAYS_OUT = {
     errno.ENOSPC: "free space or inodes there, then run again",
     errno.EDQUOT: "free space within this user's quota, then run again",
     errno.EACCES: "give it to this user, then run again",
+    errno.EPERM: "give it to this user, then run again",
     errno.EROFS: "make it writable, then run again",
 }
 

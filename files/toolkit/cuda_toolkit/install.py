@@ -7,6 +7,7 @@ killed at, nothing half-made stands at a final path, and the next run ends in a 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from typing import Any
 from hostlib.errors import HostError
 
 from cuda_toolkit import stamp
+from cuda_toolkit.environment import check_host_compiler, clean
 from cuda_toolkit.spec import (
     SPEC_FILE,
     Adopted,
@@ -122,6 +124,7 @@ def _install_alone(spec: Spec, root: Path, link: Path, lock: int) -> str:
                 f"{tree}: stands there and was not made by this installer; move it away, then "
                 "run again"
             )
+        check_host_compiler(clean(os.environ))  # gigabytes before the proof would ask for it
         check_space(spec, root, archives)
         staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=root))
         try:

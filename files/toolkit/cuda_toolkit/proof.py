@@ -107,11 +107,7 @@ def prove_subject(subject: Subject, deep: bool = False, tell: Tell | None = None
     if known is not None:
         found = (Check(**{**check, "details": ()}) for check in known)
         return Report(str(prefix), from_stamp=True, checks=tuple(found))
-    if variables.host_compiler(subject.environment) is None:
-        raise HostError(
-            "gcc: is not on PATH, and nvcc cannot work without it; install g++, or set NVCC_CCBIN",
-            exit_code=EXIT_UNABLE,
-        )
+    variables.check_host_compiler(subject.environment)
     checks: list[Check] = []
     files: set[Path] = set()
     with tempfile.TemporaryDirectory(prefix="cuda-proof.") as folder:
