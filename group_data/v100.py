@@ -10,11 +10,14 @@ storage = {
 toolkit = {
     "link": "/mnt/data/nvfp4/cuda-12.8-full",
     # "redist": NVIDIA's archives; "mirror": the same layout at `location` (a URL, or a folder on
-    # the host); "runfile": NVIDIA's .run, at `location` or, where that is None, at NVIDIA's.
+    # the host); "runfile": NVIDIA's .run, at `location` or, where that is None, at NVIDIA's;
+    # "adopted": the tree `adopted`, which stands below toolkits/ since `cuda-install adopt`.
     "source": "redist",
     "location": None,
-    # The release of the runfile: 12.8.1 or 12.8.0.
+    # The release of the runfile, or that of the adopted tree: 12.8.1 or 12.8.0.
     "runfile": "12.8.1",
+    # The adopted tree's name, as in "cuda-0123456789abcdef".
+    "adopted": None,
     # Of the redistributable archives; after a change run script/lock.
     "components": [
         "cuda_nvcc",

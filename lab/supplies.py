@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from checkpoint import manifest
 
-from lab import checkpoint, image, mirror, wheel
+from lab import checkpoint, debian, image, mirror, wheel
 from lab.places import CACHE, SITE_URL
 
 ENGINE_REQUIREMENTS = Path(__file__).parent / "engine" / "requirements.lock"
@@ -31,7 +31,7 @@ class Supplies:
 
 def build_supplies(base: Path) -> Supplies:
     """Build (or take from the cache) everything that the lab's hosts fetch."""
-    apt_source = mirror.debian_mirror(image.apt_sources(base))
+    apt_source = debian.debian_mirror(image.apt_sources(base))
     toolkit = mirror.build(CACHE, apt_source)
     with image.cache_lock("supplies"):
         family = checkpoint.build_family(CACHE)

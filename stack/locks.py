@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 from checkpoint.manifest import parse
+from cuda_toolkit.archives import PLATFORM
 from hostlib.atomic import write_file
 from hostlib.download import join, read_bytes
 from hostlib.errors import EXIT_UNABLE, HostError
@@ -21,7 +22,6 @@ from stack import FILES, REPOSITORY
 from stack.artifacts import LOCK
 from stack.hub import manifest_at
 
-PLATFORM = "linux-x86_64"
 EXIT_REFUSED = 1
 EXIT_NO_NETWORK = 4
 

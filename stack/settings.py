@@ -97,17 +97,20 @@ class Linked(Model):
 class Toolkit(Linked):
     """Which CUDA toolkit, and where its files come from."""
 
-    source: Literal["redist", "mirror", "runfile"]
+    source: Literal["redist", "mirror", "runfile", "adopted"]
     location: Annotated[str, Field(pattern=r"^(/|https?://)\S*$")] | None
     runfile: Name
+    adopted: Annotated[str, Field(pattern=r"^cuda-[0-9a-f]{16}$")] | None
     components: Annotated[list[Name], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _whole(self) -> Toolkit:
         if self.source == "mirror" and self.location is None:
             raise ValueError("location: a mirror needs one: a URL, or a folder on the host")
-        if self.source == "redist" and self.location is not None:
+        if self.source in ("redist", "adopted") and self.location is not None:
             raise ValueError("location: only for source mirror or runfile")
+        if (self.source == "adopted") != (self.adopted is not None):
+            raise ValueError("adopted: the tree's name with source adopted, None with any other")
         if len(set(self.components)) != len(self.components):
             raise ValueError("components: one stands there twice")
         return self

@@ -215,7 +215,7 @@ def test_toolkit_is_complete(v100: Host, engine_settings: EngineHost) -> None:
     stand = {line for line in found if not line.startswith(own)}
     assert (expected - stand, stand - expected) == (set(), set())
     components = {entry["component"] for entry in census["files"].values()}
-    if engine_settings.toolkit.source != "runfile":
+    if engine_settings.toolkit.source in ("redist", "mirror"):
         assert components == {"cuda", *engine_settings.toolkit.components}
     tool = f"{EnginePlaces(engine_settings.storage).tools}/bin/cuda-install"
     assert v100.run(f"{tool} census {link}").rc == 0

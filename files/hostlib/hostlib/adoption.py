@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import pwd
 from pathlib import Path
 
 from hostlib.atomic import fsync_dir
-from hostlib.errors import HostError
+from hostlib.errors import EXIT_UNABLE, HostError
 
 AT_FDCWD = -100
 RENAME_EXCHANGE = 2
@@ -27,7 +28,27 @@ def check_writable(folder: Path) -> Path:
         raise HostError(
             f"{there}: cannot be written by this user; give the folder to the service user"
         )
+    check_owner(there)
     return there
+
+
+def check_owner(folder: Path) -> None:
+    """Root must neither run what another user can write, nor leave files where that one works.
+
+    Raises:
+        HostError: this is root, and `folder` is another user's (exit code 2).
+    """
+    owner = folder.stat().st_uid
+    if os.geteuid() == 0 and owner != 0:
+        try:
+            user = pwd.getpwuid(owner).pw_name
+        except KeyError:
+            user = f"#{owner}"
+        raise HostError(
+            f"{folder}: belongs to {user}, whose programs root must not run; run this as that "
+            f"user: sudo -u {user} …",
+            exit_code=EXIT_UNABLE,
+        )
 
 
 def check_adoptable(root: Path, link: Path) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from hostlib.atomic import remove_tree
 from hostlib.errors import EXIT_UNABLE, HostError
 from hostlib.progress import size_text
 
@@ -62,7 +62,7 @@ def remove(trees: Sequence[Path]) -> list[str]:
         )
         going = tree.with_name(f"{REMOVING}{tree.name}")
         tree.rename(going)
-        shutil.rmtree(going)
+        remove_tree(going)
         told.append(f"removed {tree} ({size_text(size)})")
         total += size
     return [*told, f"{len(trees)} trees removed, {total} bytes"]
@@ -72,4 +72,4 @@ def remove_leftovers(root: Path, *prefixes: str) -> None:
     """Remove the folders below `root` whose names begin so: what killed runs left."""
     for prefix in prefixes:
         for stale in root.glob(f"{prefix}*"):
-            shutil.rmtree(stale)
+            remove_tree(stale)

@@ -98,21 +98,14 @@ class RemoteFile:
         self._process.stdout.close()
         self._said.close()
 
-    def read(self, count: int) -> bytes:
-        """`count` bytes, fewer only at the end.
+    def read1(self, most: int) -> bytes:
+        """What comes next, at most `most` bytes; none only at the end.
 
         Raises:
             ConnectionError: the connection failed or broke; trying again may help.
             TimeoutError: nothing came for `timeout_s` seconds.
             OSError: the other host has no such file.
         """
-        chunks: list[bytes] = []
-        while count and (chunk := self._next(count)):
-            chunks.append(chunk)
-            count -= len(chunk)
-        return b"".join(chunks)
-
-    def _next(self, most: int) -> bytes:
         assert self._process.stdout is not None
         handle = self._process.stdout.fileno()
         ready, _, _ = select.select([handle], [], [], self._timeout_s)

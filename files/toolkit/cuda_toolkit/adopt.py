@@ -12,7 +12,6 @@ from cuda_toolkit import census
 from cuda_toolkit.place import check_machine, foreign
 from cuda_toolkit.proving import prove_clean
 from cuda_toolkit.spec import SPEC_FILE, TREE, Expected, name_of, to_json, tree_description
-from cuda_toolkit.unpack import link_stays
 
 
 def check(root: Path, link: Path) -> None:
@@ -46,17 +45,7 @@ def adopt(expected: Expected, root: Path, link: Path) -> Path:
         for leftover in link.glob(f".{name}.????????"):  # of a run that was killed while it wrote
             leftover.unlink()
     items = census.take(link, "adopted")
-    leaving = [
-        f"{path} -> {item.entry.target}"
-        for path, item in items.items()
-        if item.entry.target is not None and not link_stays(path, item.entry.target)
-    ]
-    if leaving:
-        raise HostError(
-            f"{link}: {len(leaving)} of its links lead out of it, so it is not whole by itself; "
-            "move it away and install the toolkit",
-            *leaving[: census.SHOWN],
-        )
+    census.check_links(link, items, "move it away and install the toolkit")
     identity = {"census": census.content(items)}
     tree = root / name_of(identity)
     check_free(tree, link)

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from hostlib.errors import EXIT_OK, run_main
+from hostlib.errors import EXIT_OK, interrupt_on_sigterm, run_main
 
 from cuda_toolkit.install import LOCK_WAIT_S, alone, install, state
 from cuda_toolkit.spec import SPEC_FILE, TREE, load_expected, load_spec
@@ -25,6 +25,7 @@ def run(argv: list[str] | None = None) -> int:
 
 def main() -> int:
     """The program, with errors as one line."""
+    interrupt_on_sigterm()
     return run_main("cuda-install", run)
 
 
@@ -86,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--link", type=_absolute, required=True, help="symlink for people")
         if "lock" in groups:
             command.add_argument(
-                "--lock-wait", type=float, default=LOCK_WAIT_S, metavar="SECONDS",
+                "--lock-wait", type=_seconds, default=LOCK_WAIT_S, metavar="SECONDS",
                 help="how long to wait for another installer (default: %(default).0f)",
             )  # fmt: skip
         return command
@@ -116,3 +117,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _absolute(text: str) -> Path:
     return Path(text).absolute()
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < float("inf"):
+        raise ValueError
+    return seconds
