@@ -79,18 +79,17 @@ class ThoughtCalls:
         return text, calls
 
     def _settled(self, items: list[Item]) -> str:
-        settled = ""
+        settled, quoted = "", False
         for item in items:
             if isinstance(item, Call):
                 self._calls.append(item)
-            elif self._calls and _text_of(item).strip():
-                return settled + self.release()
-            elif not self._calls:
+            elif self._calls:
+                quoted = quoted or bool(_text_of(item).strip())
+            else:
                 settled += _text_of(item)
-        if not self._calls:
-            self._kept = self._kept[len(settled) :]
-        if len(self._kept) > MAX_THOUGHT_CALL_CHARS:
-            return settled + self.release()
+        self._kept = self._kept[len(settled) :]
+        if quoted or len(self._kept) > MAX_THOUGHT_CALL_CHARS:
+            settled += self.release()
         return settled
 
 

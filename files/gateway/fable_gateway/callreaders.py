@@ -76,7 +76,8 @@ class FunctionReader:
     def __init__(self, tools: Tools, at: int, nested: bool = True) -> None:
         self.at = at
         self.calls: list[Call] = []
-        self.depth = 0
+        self.saw_nested = False
+        self._depth = 0
         self._tools = tools
         self._nested = nested
         self._schema: Mapping[str, Any] = {}
@@ -120,9 +121,9 @@ class FunctionReader:
         if at - self.at > TAG_CHARS:
             raise Mangled
         if at == len(text):
-            if final:
+            if final and self._arguments:
                 self.calls.append(Call(self._name, self._arguments))
-            return final
+            return bool(self.calls)
         if found := PARAMETER.match(text, at):
             self._begin_value(found)
         elif found := CLOSING.match(text, at):
@@ -160,15 +161,16 @@ class FunctionReader:
             return False
         self.at = at
         if found := FUNCTION.match(text, at):
-            self.depth += self._nested
+            self.saw_nested = self._nested
+            self._depth += self._nested
         elif found := PARAMETER.match(text, at):
-            if not self.depth and self._is_next(text, at, found[1].strip()):
+            if not self._depth and self._is_next(text, at, found[1].strip()):
                 self._end_value(text, at)
                 return True
         elif found := CLOSING.match(text, at):
-            if found[1] == "function" and self.depth:
-                self.depth -= 1
-            elif found[1] in {"parameter", "function"} and not self.depth:
+            if found[1] == "function" and self._depth:
+                self._depth -= 1
+            elif found[1] in {"parameter", "function"} and not self._depth:
                 ends = self._is_end(text, found, final)
                 if ends is None:
                     return False
@@ -209,7 +211,7 @@ class JsonReader:
 
     def __init__(self, tools: Tools, at: int, whole: bool = False) -> None:
         self.calls: list[Call] = []
-        self.depth = 0
+        self.saw_nested = False
         self._tools = tools
         self._whole = whole
         self._begin = at

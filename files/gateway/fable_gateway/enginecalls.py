@@ -39,7 +39,7 @@ class Arguments:
 
     def __init__(self) -> None:
         self.sent: list[str] = []
-        self._kept: list[str] = []
+        self.kept: list[str] = []
         self._is_object = False
         self._in_string = False
         self._escaped = False
@@ -48,17 +48,17 @@ class Arguments:
     @property
     def text(self) -> str:
         """Everything that arrived, repaired as far as it was sent."""
-        return "".join(self.sent) + "".join(self._kept)
+        return "".join(self.sent) + "".join(self.kept)
 
     def feed(self, piece: object) -> str:
         """Take the next piece of any JSON type; returns what can be sent."""
         text = piece if isinstance(piece, str) else _as_text(piece)
         if not self._is_object:
-            if not self._kept and text.lstrip().startswith("{"):
+            if not self.kept and text.lstrip().startswith("{"):
                 self._is_object = True
             else:
-                if text.strip() or self._kept:
-                    self._kept.append(text)
+                if text.strip() or self.kept:
+                    self.kept.append(text)
                 return ""
         text = self._repaired(text)
         self.sent.append(text)
@@ -68,7 +68,7 @@ class Arguments:
         """What is left to send; None if no object came of it."""
         if self._is_object:
             return "" if is_strict_object("".join(self.sent)) else None
-        value = as_object("".join(self._kept))
+        value = as_object("".join(self.kept))
         return None if value is None else to_json(value)
 
     def _repaired(self, text: str) -> str:
@@ -186,7 +186,8 @@ class EngineCalls:
             return entry
         ready = "".join(call.waiting) + ready
         call.waiting = []
-        # With nothing to send yet, the name can still wait for the arguments.
+        # Until its arguments are known to be an object, the call can still become text.
+        begins = begins and not call.arguments.kept
         return self._delta(call, ready) if begins or ready else None
 
     def _delta(self, call: _Call, arguments: str) -> Json:
@@ -204,7 +205,8 @@ class EngineCalls:
             return False
         if begins:
             return entry.get("id") == call.id and entry.get("type") == "function"
-        return not entry.get("id") and not function.get("name") and not call.waiting
+        named = entry.get("id") or function.get("name") or call.waiting
+        return not named and entry.get("type", "function") == "function"
 
     def _call(self, entry: Json, name: str) -> tuple[_Call, bool]:
         """The call that an entry belongs to, and whether it begins with it.
@@ -216,10 +218,11 @@ class EngineCalls:
         identity = identity if isinstance(identity, str) else ""
         last = self._calls[-1] if self._calls else None
         known = last if index is None else self._by_index.get(str(index))
-        if identity and (not name or (known and known.id == identity)):
+        if identity and not name:
             known = self._by_id.get(identity) or (None if known and known.given else known)
-        elif identity or (known and name and self._is_over(known, index, name)):
-            known = None
+        elif known and name:
+            other = identity and identity != known.id
+            known = None if other or _is_over(known, name) else known
         if known:
             return known, False
         given = bool(identity) and identity not in self._by_id
@@ -229,8 +232,7 @@ class EngineCalls:
         self._by_id[call.id] = self._by_index[str(index)] = call
         return call, True
 
-    def _is_over(self, call: _Call, index: object, name: str) -> bool:
-        """Whether a name without an id begins another call."""
-        if not call.name:
-            return False
-        return index is None or name != call.name or is_strict_object(call.arguments.text)
+
+def _is_over(call: _Call, name: str) -> bool:
+    """Whether a name begins another call: this one has its own, and whole arguments."""
+    return bool(call.name) and (name != call.name or is_strict_object(call.arguments.text))

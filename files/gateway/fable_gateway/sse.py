@@ -35,7 +35,8 @@ class Splitter:
         Raises:
             TooLong: more than `MAX_EVENT_BYTES` and no end.
         """
-        if not self._rest and b"\r" not in chunk and chunk.find(b"\n\n") == len(chunk) - 2:
+        single = chunk.endswith(b"\n\n") and chunk.find(b"\n\n") == len(chunk) - 2
+        if single and not self._rest and b"\r" not in chunk:
             return [chunk]
         self._rest += chunk
         events, start = [], 0

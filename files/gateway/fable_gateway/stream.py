@@ -80,7 +80,9 @@ class AnswerStream:
 
     def end(self) -> bytes:
         """The engine's stream is over: what the client still gets."""
-        if self.done or self.failed:
+        if self.done or self.cut:
+            return b""
+        if self.failed:
             return self._splitter.rest
         if not self.complete:
             self.cut = "the engine's stream ended without a finish_reason"
@@ -89,6 +91,8 @@ class AnswerStream:
         return DONE
 
     def _event(self, raw: bytes) -> bytes:
+        if self.done or self.cut:
+            return b""
         data = data_of(raw)
         if data is None:
             return raw
@@ -165,19 +169,19 @@ class AnswerStream:
         events, came, out = track.events, joined(track.came), joined(track.out)
         track.events, track.came, track.out = [], [], []
         if came == out:
-            return b"".join([held.encoded() for held in events])
-        values = _rebuilt(events, out)
-        track.skipped = 0 if values else track.skipped + 1
-        if track.skipped == HELD_EVENTS:
-            track.skipped = 0
-            values = [_with_choice(event.value, {"content": ""}, None, last=False)]
-        sent = with_data(event.raw, values)
-        sent_broken = [call for call in track.choice.broken if call.sent]
-        if track.finished and sent_broken:
+            sent = b"".join([held.encoded() for held in events])
+        else:
+            values = _rebuilt(events, out)
+            track.skipped = 0 if values else track.skipped + 1
+            if track.skipped == HELD_EVENTS:
+                track.skipped = 0
+                values = [_with_choice(event.value, {"content": ""}, None, last=False)]
+            sent = with_data(event.raw, values)
+        half_sent = [call.name for call in track.choice.broken if call.sent]
+        if half_sent:
             self.failed = True
-            sent += error_event(
-                f"the answer ended inside the arguments of {sent_broken[0].name}", "tool_call_cut"
-            )
+            reason = f"the arguments for {half_sent[0]} are no whole JSON object"
+            sent += error_event(reason, "tool_call_cut")
         return sent
 
 

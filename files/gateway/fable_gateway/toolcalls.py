@@ -68,9 +68,8 @@ class CallParser:
         self._at = 0  # read up to here
         self._begin = 0  # of the call that is being read
         self._space = ""  # layout, if a call follows
-        self._state: Callable[[], bool] = self._start if is_content else self._look
-        if not tools.schemas:
-            self._state = self._plain
+        self._first = self._start if is_content else self._look
+        self._state: Callable[[], bool] = self._first if tools.schemas else self._plain
         self._reader: FunctionReader | JsonReader | None = None
         self._fences = Fences()
         self._items: list[Item] = []
@@ -137,7 +136,7 @@ class CallParser:
     def _start(self) -> bool:
         """The very beginning: a thought, JSON that is the whole answer, or text."""
         at = after_space(self._text, self._at)
-        rest = self._text[at : at + TAG_CHARS] if at <= LAYOUT_CHARS else "text"
+        rest = self._text[at : at + TAG_CHARS] if at - self._at <= LAYOUT_CHARS else "text"
         json = self._starts_json(rest)
         if not self._final and (json is None or THINK.startswith(rest)) and rest != THINK:
             return False
@@ -235,8 +234,8 @@ class CallParser:
     def _give_up(self, reader: FunctionReader | JsonReader) -> None:
         """It was no call: its first characters are text, and what follows is read again."""
         self._reread -= reader.at - self._begin
-        if reader.depth and self._reread >= 0:
-            # Perhaps only the markup inside a value was incomplete.
+        if reader.saw_nested and self._reread >= 0:
+            # Perhaps the markup inside a value was not a whole function.
             start = after_space(self._text, self._begin + len(OPEN) * self._wrapped)
             self._read_call(self._begin, FunctionReader(self._tools, start, nested=False))
             return
@@ -255,14 +254,14 @@ class CallParser:
         if closing and (self._wrapped or closing[1] == "tool_call"):
             self._at = closing.end()
             if closing[1] == "tool_call":
-                self._state = self._look
+                self._state = self._look if self._spoken else self._first
             return True
         if not closing and not self._final and may_become(self._text, at, ("</",)):
             return False
         if self._wrapped and self._text[at] in "{[":
             self._read_call(at, JsonReader(self._tools, at))
         else:
-            self._state = self._look
+            self._state = self._look if self._spoken else self._first
         return True
 
     def _settle(self, text: str) -> None:
