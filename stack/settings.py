@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import datetime
 import ipaddress
 import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
+from fable_gateway import keys as gateway_keys
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from stack.errors import StackError
@@ -40,12 +42,18 @@ def _somebody(keys: dict[str, str]) -> dict[str, str]:
     return keys
 
 
+def _date(value: str) -> str:
+    return datetime.date.fromisoformat(value).isoformat()
+
+
 AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 Network = Annotated[str, AfterValidator(_network)]
 Address = Annotated[str, AfterValidator(_address)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Day = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$"), AfterValidator(_date)]
+KeyName = Annotated[str, Field(pattern=f"^{gateway_keys.NAME.pattern}$")]
 Seconds = Annotated[int, Field(gt=0, le=86400)]
 
 
@@ -163,17 +171,37 @@ class Access(Model):
         return self
 
 
+class KeyLimits(Model):
+    """A gateway key with limits of its own; `fable_gateway.keys.Key` says what each means."""
+
+    sha256: Sha256
+    expires: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$"), AfterValidator(_date)] | None = (
+        None
+    )
+    models: Annotated[list[Name], Field(min_length=1)] | None = None
+    max_in_flight: Annotated[int, Field(gt=0, le=gateway_keys.MOST_IN_FLIGHT)] | None = None
+    requests_per_minute: Annotated[int, Field(gt=0, le=gateway_keys.MOST_PER_MINUTE)] | None = None
+
+
 class Gateway(Model):
     """The gateway's own settings."""
 
     port: Port
     python: Annotated[str, Field(pattern=r"^python3(\.\d+)?$")]
     max_in_flight: Annotated[int, Field(gt=0, le=4096)]
+    max_queued: Annotated[int, Field(ge=0, le=65536)]
     hold_seconds: Seconds
     connect_timeout_seconds: Seconds
     max_body_bytes: Annotated[int, Field(gt=0)]
-    keys: Annotated[dict[Name, Sha256], AfterValidator(_somebody)]
+    max_buffered_bytes: Annotated[int, Field(gt=0)]
+    keys: Annotated[dict[KeyName, Sha256 | KeyLimits], AfterValidator(_somebody)]
     take_over: bool
+
+    @model_validator(mode="after")
+    def _bodies_fit(self) -> Gateway:
+        if self.max_buffered_bytes < self.max_body_bytes:
+            raise ValueError("max_buffered_bytes: is less than max_body_bytes")
+        return self
 
 
 class EngineHost(Model):

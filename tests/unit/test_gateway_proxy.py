@@ -27,6 +27,7 @@ from tests.unit.gateway_support import (
     gateway_before,
 )
 
+FINISH = b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
 
 
@@ -145,7 +146,8 @@ def test_streamed_bytes_are_untouched(
     gateway: Gateway, chunks: list[bytes], text: str, cut_at: int
 ) -> None:
     event = f"data: {text}\n\n".encode()
-    chunks = [*chunks, *(part for part in (event[:cut_at], event[cut_at:]) if part), DONE]
+    chunks = [FINISH, *chunks, b"\n\n", event[:cut_at], event[cut_at:], DONE]
+    chunks = [chunk for chunk in chunks if chunk]
     status, headers, body = gateway.ask({"act": "events", "chunks": hexed(*chunks)})
     assert (status, body) == (200, b"".join(chunks))
     assert headers["content-type"] == "text/event-stream"
@@ -172,7 +174,13 @@ def test_engine_errors_pass_through(gateway: Gateway, upstream: Engine) -> None:
 
 
 def test_nothing_outside_v1_reaches_the_engine(gateway: Gateway, upstream: Engine) -> None:
-    for path in ("/metrics", "/v1/../metrics", "/v1/%2e%2E/metrics", "/v1/a%2f..%2fmetrics", "/v1"):
+    for path in (
+        "/tokenize",
+        "/v1/../metrics",
+        "/v1/%2e%2E/metrics",
+        "/v1/a%2f..%2fmetrics",
+        "/v1",
+    ):
         status, _, body = gateway.ask(method="GET", path=path)
         assert status == 404
         assert json.loads(body)["error"]["code"] == "not_found"
@@ -207,7 +215,8 @@ def test_a_cut_stream_never_looks_complete(gateway: Gateway, act: dict[str, str]
     assert response.status == 200
     with connection, pytest.raises(http.client.IncompleteRead) as cut:
         response.read()
-    assert cut.value.partial.startswith(b"".join(map(bytes.fromhex, chunks)))
+    # What is no whole event is not passed on.
+    assert cut.value.partial.startswith(bytes.fromhex(chunks[0]) + b"\n\ndata: ")
     last = cut.value.partial.rstrip().rsplit(b"data: ", 1)[1]
     assert json.loads(last)["error"]["code"] == "stream_cut"
 
@@ -225,12 +234,18 @@ def test_official_client_raises_on_a_cut_stream(gateway: Gateway) -> None:
 
 def test_a_cut_unary_answer_never_looks_complete(gateway: Gateway) -> None:
     with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
-        gateway.ask({"act": "length_cut", "chunks": hexed(b"{")})
+        gateway.ask({"act": "length_cut", "chunks": hexed(b"{")}, path="/v1/embeddings")
+    length_cut = {"act": "length_cut", "content_type": "application/json", "chunks": hexed(b"{")}
+    status, _, body = gateway.ask(length_cut)
+    assert (status, json.loads(body)["error"]["code"]) == (502, "engine_failed")
     # Of HTTP/1.0 even a plain close would be a proper end.
     cut = {"act": "cut", "chunks": hexed(b"{"), "content_type": "application/json"}
-    with gateway.open_raw(cut, "1.0") as connection, pytest.raises(ConnectionResetError):
-        while connection.recv(1 << 16):
-            pass
+    with gateway.open_raw(cut | {"content_type": "text/plain"}, "1.0") as connection:
+        with pytest.raises(ConnectionResetError):
+            while connection.recv(1 << 16):
+                pass
+    with gateway.open_raw(cut, "1.0") as connection:
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.0 502")
 
 
 @pytest.mark.parametrize(
@@ -282,7 +297,7 @@ def test_one_line_a_request_without_key_prompt_or_answer(gateway: Gateway) -> No
         headers={"x-api-key": KEY, "X-Request-Id": "line-1"},
     )
     line = gateway.wait_for(lambda line: line.get("id") == "line-1")
-    assert line.pop("duration_ms") >= 0
+    assert line.pop("duration_ms") >= line.pop("ttft_ms") >= line.pop("queue_ms") >= 0
     assert line == {
         "event": "request",
         "id": "line-1",
@@ -290,6 +305,7 @@ def test_one_line_a_request_without_key_prompt_or_answer(gateway: Gateway) -> No
         "method": "POST",
         "path": "/v1/chat/completions",
         "status": 200,
+        "finish_reason": "stop",
     }
     for secret in (KEY, "secret prompt", "low tide", "query"):
         assert secret not in gateway.text
