@@ -34,7 +34,7 @@ def prove(release: Release, environment: Mapping[str, str], say: Callable[[str],
         HostError: a check failed, or the proof could not run.
     """
     command = [
-        *_as_user(release.user),
+        *as_user(release.user),
         "nice",  # an engine may be serving beside it
         str(PROGRAM), "--json", f"--venv={release.paths['venv']}", f"--engine={release.engine}",
         "--environment=-", str(release.paths["toolkit"]),
@@ -60,7 +60,7 @@ def _unproved(release: Release, reason: str, *others: str) -> HostError:
     )
 
 
-def _as_user(user: str) -> list[str]:
+def as_user(user: str) -> list[str]:
     """What drops root's rights for good: the service user can write all that the proof runs."""
     if os.geteuid() != 0:
         return []
@@ -105,7 +105,7 @@ def _run(
                 process.stdin.write(text)
                 process.stdin.close()
             for line in process.stderr:
-                last = _printable(line)
+                last = printable(line)
                 say(last)
             code = process.wait()
         finally:
@@ -132,6 +132,6 @@ def _end(process: subprocess.Popen[str]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _printable(line: str) -> str:
+def printable(line: str) -> str:
     text = line.rstrip()[:LONGEST_LINE]
     return "".join(sign if sign.isprintable() else "?" for sign in text)
