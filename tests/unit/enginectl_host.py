@@ -23,8 +23,9 @@ WAIT_S = 30.0
 # systemd as far as a switch knows it: one unit with the programs before and after its start, begun
 # anew whenever it ends, until it is told to stop.
 SYSTEMCTL = r"""#!/usr/bin/python3 -IS
-import fcntl, json, os, pathlib, signal, subprocess, sys, time
+import fcntl, json, os, pathlib, resource, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_DFL)  # units inherit nothing from the one who asks
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 home, program = pathlib.Path(os.environ["STANDIN"]), os.environ["PROGRAM"]
 file = home / "engine.json"
 GONE = {"active": "inactive", "sub": "dead", "pid": 0, "invocation": "", "runner": 0}

@@ -20,13 +20,15 @@ USER = pwd.getpwuid(os.getuid()).pw_name
 INVOCATION = "0123456789abcdef0123456789abcdef"
 
 # Serves as an engine does: health, models, chat. Prints the lines of a boot first, from the file
-# in LINES. DIE and HANG are faults of its boot.
+# in LINES. DIE, DIES_WITHOUT and HANG are faults of its boot; it goes on for LINGER seconds after
+# SIGTERM, and METRICS is its page.
 ENGINE = r"""
-import http.server, json, os, pathlib, signal, sys, time
+import http.server, json, os, pathlib, signal, sys, threading, time
 port, names = int(sys.argv[1]), sys.argv[2].split(",")
 def out(text):
     print(text, flush=True)
-signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+linger = float(os.environ.get("LINGER", "0"))
+signal.signal(signal.SIGTERM, lambda *_: threading.Timer(linger, os._exit, [0]).start())
 class Handler(http.server.BaseHTTPRequestHandler):
     def answer(self, value):
         body = json.dumps(value).encode()
@@ -53,7 +55,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                      "usage": {"completion_tokens": int(os.environ.get("TOKENS", "2"))}})
     def log_message(self, *_):
         pass
-if "DIE" in os.environ:
+if "DIE" in os.environ or not os.path.exists(os.environ.get("DIES_WITHOUT", "/")):
     out("dying")
     os._exit(0)
 if "HANG" in os.environ:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -266,3 +267,124 @@ def test_processes_of_a_control_group_are_those_of_the_kernel() -> None:
     assert os.getpid() in found or not (Path("/sys/fs/cgroup") / group.lstrip("/")).exists()
     assert systemd.processes("") == []
     assert systemd.processes("/no/such.slice") == []
+
+
+def test_a_rejected_release_is_refused_for_nothing_until_somebody_insists(
+    serving: tuple[Host, str],
+) -> None:
+    host, _ = serving
+    flag = host.root / "works"
+    two = host.release("two", env={"DIES_WITHOUT": str(flag)})
+    assert host.switch(two)[0] == 5
+    events, state = host.events, host.state
+    code, record, err = host.switch(two)
+    assert (code, record, len(err.splitlines())) == (10, {}, 1)
+    assert "--retry" in err
+    assert "ended while it booted" in err
+    assert (host.events, host.state) == (events, state)
+    flag.touch()
+    assert host.switch(two, "--retry")[0] == 0
+    assert (host.state["rejected"], host.running) == ({}, "two")
+
+
+def test_a_rollback_rejects_what_it_leaves(serving: tuple[Host, str]) -> None:
+    host, one = serving
+    two = host.release("two")
+    assert host.switch(two)[0] == 0
+    code, record, _ = host.switch(one, "--back")
+    assert (code, record["outcome"], host.running) == (0, "switched", "one")
+    assert (host.state["previous"], list(host.state["rejected"])) == (two, [two])
+
+
+def test_a_committed_release_that_does_not_come_up_is_not_called_a_rollback(
+    serving: tuple[Host, str],
+) -> None:
+    host, one = serving
+    host.systemctl("stop", "fable-engine.service")
+    (host.root / "parts/one/engine.py").write_text("raise SystemExit(0)")
+    code, record, _ = host.switch(one)
+    assert (code, record["outcome"]) == (8, "failed")
+    assert "again and again" in record["detail"]
+    assert (host.state["committed"], host.state["rejected"]) == (one, {})
+    assert host.state["failed_boots"] >= 1
+
+
+def test_a_full_disk_at_the_commit_rolls_back(serving: tuple[Host, str]) -> None:
+    """No file of the switch can grow any more once it boots the candidate."""
+    host, one = serving
+    process = host.begin(host.release("two"))
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("boot"):
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+            break
+    out, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 5, err
+    assert "File too large" in json.loads(out)["detail"]
+    assert "history.jsonl: File too large" in err
+    assert (host.running, host.state) == ("one", state_of(one))
+    assert host.events[-1]["event"] == "boot", "what could not be written is told by what could"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"memory": {"verdict": "short"}}, "raise gpu_memory_utilization"),
+        ({"env": {"VLLM_CACHE_ROOT": "FULL"}}, "are needed; free some"),
+        ({"argv": "PARSER"}, "error: argument --port: invalid int"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_stop(
+    changes: dict[str, Any], words: str, steady: tuple[Host, str], tmp_path: Path
+) -> None:
+    host, _ = steady
+    pid = host.pid
+    changes = dict(changes)
+    if "memory" in changes:
+        numbers = {"demand_tokens": 2, "pool_tokens": 1, "reason": "needs 2, holds 1"}
+        changes["memory"] = {**changes["memory"], **numbers}
+    if "env" in changes:
+        changes["env"] = {"VLLM_CACHE_ROOT": "/proc/caches"}  # a file system without any space
+    if "argv" in changes:
+        changes = engine_with_a_parser(tmp_path)
+    code, record, err = host.switch(host.release(words[:9], **changes))
+    assert (code, record) == (3, {}), err
+    assert words in err
+    assert host.pid == pid
+    assert not host.trial.exists()
+
+
+def engine_with_a_parser(folder: Path) -> dict[str, Any]:
+    """A venv whose vLLM has the real one's parser functions, and arguments that they refuse."""
+    package = folder / "lib/vllm/entrypoints/openai"
+    package.mkdir(parents=True)
+    (folder / "lib/vllm/utils").mkdir()
+    (folder / "lib/vllm/utils/argparse_utils.py").write_text(
+        "import argparse\nFlexibleArgumentParser = argparse.ArgumentParser\n"
+    )
+    (package / "cli_args.py").write_text(
+        "def make_arg_parser(parser):\n"
+        "    parser.add_argument('--port', type=int)\n"
+        "    return parser\n"
+        "def validate_parsed_serve_args(arguments):\n"
+        "    pass\n"
+    )
+    python = folder / "bin/python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder}/lib exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    paths = {key: str(folder) for key in ("venv", "toolkit", "checkpoint")}
+    argv = ["/usr/bin/env", str(python), "-m", "vllm.entrypoints.openai.api_server", "--port", "x"]
+    return {"paths": paths, "argv": argv}
+
+
+def test_a_drain_counts_what_runs_and_what_is_cut_off(serving: tuple[Host, str]) -> None:
+    host, _ = serving
+    metrics = host.root / "metrics"
+    line = 'vllm:num_requests_{}{{engine="0",model_name="m"}} {}\n'
+    metrics.write_text("# TYPE x gauge\n" + line.format("running", "2.0"))
+    slow = host.release("slow", env={"METRICS": str(metrics), "LINGER": "1.5"}, drain_seconds=1)
+    assert host.switch(slow)[0] == 0
+    metrics.write_text(line.format("running", "2.0") + line.format("waiting", "1.0"))
+    code, record, _ = host.switch(host.release("next"))
+    assert (code, record["drain"]) == (0, {"running": 3, "cut_off": 3})

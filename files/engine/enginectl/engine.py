@@ -20,10 +20,10 @@ UNIT_SECONDS = 1.0
 UNSTARTED_SECONDS = 10.0
 
 
-def serves(release: Release, unit: systemd.Unit) -> bool:
+def serves(places: Places, release: Release, unit: systemd.Unit) -> bool:
     """Whether the unit runs and answers as `release` must."""
     return (
-        runs(release, unit)
+        runs(places, release, unit)
         and server.healthy(release.listen)
         and server.served_names(release.listen) == release.served_names
     )
@@ -126,9 +126,9 @@ def boot(places: Places, release: Release, record: Record, trial: str) -> Verdic
     return verdict
 
 
-def comes_up(release: Release, unit: systemd.Unit) -> bool:
+def comes_up(places: Places, release: Release, unit: systemd.Unit) -> bool:
     """Whether the unit serves as `release` must, now or when the boot that is under way ends."""
-    if runs(release, unit) and not server.healthy(release.listen):
+    if runs(places, release, unit) and not server.healthy(release.listen):
         say(f"{release.name} is booting; waiting up to {release.boot_seconds} s")
         deadline = time.monotonic() + release.boot_seconds
         while time.monotonic() < deadline and not server.healthy(release.listen):
@@ -136,7 +136,7 @@ def comes_up(release: Release, unit: systemd.Unit) -> bool:
             if now.invocation != unit.invocation or not now.running:
                 return False
             time.sleep(UNIT_SECONDS)
-    return serves(release, unit)
+    return serves(places, release, unit)
 
 
 def clear(places: Places, release: Release, control_group: str) -> None:

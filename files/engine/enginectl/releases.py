@@ -131,7 +131,7 @@ def _flat(places: Places, name: str) -> dict[str, str]:
         else:
             values[flag].append(word)
     for flag, words in values.items():
-        _add(flat, flag, words[0] if len(words) == 1 else " ".join(words))
+        _add(flat, flag, " ".join(words) or "set")
     for key, value in content.items():
         _add(flat, key, value)
     return flat

@@ -75,7 +75,7 @@ def collect(places: Places) -> dict[str, Any]:
         if state.committed is None:
             problems.append(f"{places.state}: no release is committed")
         else:
-            _look_at_server(load_release(places, state.committed), engine, answer)
+            _look_at_server(places, load_release(places, state.committed), engine, answer)
     except HostError as error:
         problems.append(error.message)
     return answer
@@ -104,37 +104,44 @@ def _look_at_run_files(
         answer["trial"] = {"release": trial.release, "active": active}
 
 
-def _look_at_server(release: Release, engine: systemd.Unit | None, answer: dict[str, Any]) -> None:
+def _look_at_server(
+    places: Places, release: Release, engine: systemd.Unit | None, answer: dict[str, Any]
+) -> None:
     answer["listen"] = str(release.listen)
     answer["healthy"] = server.healthy(release.listen)
     answer["served_names"] = server.served_names(release.listen)
     if engine is None:
         return
-    faults = unit_faults(release, engine)
+    faults = unit_faults(places, release, engine)
     answer["problems"] += faults
     answer["serving"] = (
-        runs(release, engine)
+        runs(places, release, engine)
         and not faults
         and answer["healthy"]
         and answer["served_names"] == release.served_names
     )
 
 
-def unit_faults(release: Release, unit: systemd.Unit) -> list[str]:
+def unit_faults(places: Places, release: Release, unit: systemd.Unit) -> list[str]:
     """Why the answer on the port may not be the unit's with this release."""
     faults = []
-    if unit.running and not runs(release, unit):
-        faults.append(f"the unit runs other arguments than {release.name}; deploy again")
+    if unit.running and not runs(places, release, unit):
+        faults.append(
+            f"the unit runs something else than {release.name}; `enginectl settle` starts that"
+        )
     if network.taken_by_others(release.listen, systemd.all_processes(unit)):
         faults.append(f"{release.listen}: a process that is not the unit's listens there; end it")
     return faults
 
 
-def runs(release: Release, unit: systemd.Unit) -> bool:
-    """Whether the unit's main process has the release's arguments.
+def runs(places: Places, release: Release, unit: systemd.Unit) -> bool:
+    """Whether the unit's main process was started as `release` and has its arguments.
 
     A prefix that replaces itself by the engine, such as numactl, is gone from the process.
     """
+    start = load_start(places, unit.invocation)
+    if start is not None and start.release != release.name:
+        return False
     found = command_line(unit.main_pid) if unit.running else []
     return bool(found) and list(release.argv[-len(found) :]) == found
 

@@ -43,7 +43,7 @@ def is_committed_and_serving(places: Places, release: Release) -> bool:
     if load_state(places).committed != release.name:
         return False
     [unit] = systemd.show(systemd.ENGINE_UNIT)
-    return serves(release, unit)
+    return serves(places, release, unit)
 
 
 def run(
@@ -76,7 +76,7 @@ def run(
             refuse_rejected(state, name)
         engine, switch = systemd.show(systemd.ENGINE_UNIT, systemd.SWITCH_UNIT)
         record = Record(by, reason, state.committed, name, switch.invocation)
-        if state.committed == name and comes_up(release, engine):
+        if state.committed == name and comes_up(places, release, engine):
             record.outcome = exits.UNCHANGED
             return record
         with record.step("prepare"):
