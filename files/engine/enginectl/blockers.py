@@ -72,10 +72,9 @@ def wait_clear(
         found = [] if rest else strangers(release.listen, ())
         if not rest and not found:
             return ended
-        orphans = [one for one in found if one.pid and is_engine(places, one.pid)]
-        for orphan in orphans:
-            ended.append(str(orphan))
-            end(orphan.pid)
+        named = {one: str(one) for one in found}  # while they live
+        orphans = [one for one in found if one.pid and end_orphan(places, one.pid)]
+        ended += [named[orphan] for orphan in orphans]
         if time.monotonic() >= deadline and not orphans:
             first, *others = rest + [str(one) for one in found]
             raise HostError(
@@ -98,17 +97,23 @@ def is_engine(places: Places, pid: int) -> bool:
     return False
 
 
-def end(pid: int) -> None:
-    """SIGTERM, and SIGKILL to what is left of it after TERM_SECONDS."""
-    with contextlib.suppress(ProcessLookupError):
+def end_orphan(places: Places, pid: int) -> bool:
+    """End `pid` if it is an engine's: SIGTERM, and SIGKILL after TERM_SECONDS; whether it was."""
+    try:
         handle = os.pidfd_open(pid)
-        try:
+    except ProcessLookupError:
+        return False
+    try:
+        if not is_engine(places, pid):  # asked with the handle open: no other process by this id
+            return False
+        with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(handle, signal.SIGTERM)
             if not systemd.ended(handle, TERM_SECONDS):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
                 systemd.ended(handle, TERM_SECONDS)
-        finally:
-            os.close(handle)
+    finally:
+        os.close(handle)
+    return True
 
 
 def described(pid: int) -> str:
