@@ -62,9 +62,12 @@ engine = {
     "enable_thinking": True,
     # The socket that all four cards hang on; None: no pinning.
     "numa_node": 0,
-    # Measure on the host first: seconds until a boot counts as failed, and for running requests
-    # to finish before a stop.
+    # Measure on the host first: seconds until a boot counts as failed (cold: with empty caches),
+    # boots without an answer in a row until the release before is tried, and seconds for running
+    # requests to finish before a stop.
     "boot_deadline_seconds": 900,
+    "cold_boot_deadline_seconds": 1800,
+    "failed_boots": 3,
     "drain_seconds": 120,
     "address_wait_seconds": 300,
     # The environment of the engine besides the toolkit's and the caches' places.

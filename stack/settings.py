@@ -10,12 +10,16 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
+from enginectl.timing import (
+    LONGEST_ADDRESS_WAIT_SECONDS,
+    LONGEST_BOOT_SECONDS,
+    LONGEST_DRAIN_SECONDS,
+)
 from fable_gateway import keys as gateway_keys
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from stack.errors import StackError
 
-LONGEST_DRAIN_SECONDS = 150  # below the unit's TimeoutStopSec of 180
 OWN_FOLDERS = ("tools", "toolkits", "checkpoints", "venvs", "caches")
 HIGHEST_DRAFT_TOKENS = 15  # 16 and more has produced corrupt output on this engine
 
@@ -148,9 +152,11 @@ class Engine(Model):
     tool_call_parser: Name
     enable_thinking: bool
     numa_node: Annotated[int, Field(ge=0)] | None
-    boot_deadline_seconds: Seconds
+    boot_deadline_seconds: Annotated[int, Field(gt=0, le=LONGEST_BOOT_SECONDS)]
+    cold_boot_deadline_seconds: Annotated[int, Field(gt=0, le=LONGEST_BOOT_SECONDS)]
+    failed_boots: Annotated[int, Field(gt=0, le=100)]
     drain_seconds: Annotated[int, Field(ge=0, le=LONGEST_DRAIN_SECONDS)]
-    address_wait_seconds: Seconds
+    address_wait_seconds: Annotated[int, Field(gt=0, le=LONGEST_ADDRESS_WAIT_SECONDS)]
     environment: dict[Annotated[str, Field(pattern=r"^[A-Z_][A-Z0-9_]*$")], str]
     census_modules_per_rank: Annotated[int, Field(ge=0)]
     vocabulary_rows: Annotated[int, Field(gt=0)]

@@ -158,8 +158,14 @@ def _covers(outer: Network, inner: Network) -> bool:
 
 
 def test_no_drop_in_changes_the_units(v100: Host) -> None:
-    units = "fable-engine.service fable-firewall.service"
+    units = "fable-engine.service fable-firewall.service fable-settle.service fable-settle.timer"
     assert v100.check_output(f"systemctl show -P DropInPaths {units}").strip() == ""
+
+
+def test_the_committed_release_is_seen_to_every_half_minute(v100: Host) -> None:
+    assert v100.check_output("systemctl is-enabled fable-settle.timer") == "enabled"
+    assert v100.check_output("systemctl is-active fable-settle.timer") == "active"
+    assert v100.run("systemctl is-failed fable-settle.service").rc != 0
 
 
 def test_data_disk_is_mounted(v100: Host, engine_settings: EngineHost) -> None:
@@ -183,7 +189,8 @@ def test_root_runs_nothing_that_the_service_user_can_write(v100: Host) -> None:
     loose = v100.check_output(
         "find -L /usr/local/bin/enginectl /usr/local/lib/fable /var/lib/fable-engine "
         "/etc/fable-engine /etc/systemd/system/fable-engine.service "
-        "/etc/systemd/system/fable-firewall.service ! -user root -o -perm /022"
+        "/etc/systemd/system/fable-firewall.service /etc/systemd/system/fable-settle.service "
+        "! -user root -o -perm /022"
     )
     assert loose == ""
 

@@ -22,8 +22,8 @@ from enginectl.paths import Places
 from enginectl.release import load_release
 from hostlib.errors import HostError
 
+from tests.unit.enginectl_host import WAIT_S, Host
 from tests.unit.enginectl_support import content, install, lay_down
-from tests.unit.test_enginectl_switch import WAIT_S, Host
 
 FAILED = {
     "code": 1,

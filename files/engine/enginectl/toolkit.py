@@ -60,7 +60,7 @@ def _reasons(
     """Why the toolkit is not proved: a line for each check that failed; none when it is."""
     try:
         command = [
-            *_as_user(release.user),
+            *as_user(release.user),
             "nice",  # an engine may be serving beside it
             str(PROGRAM), "--json", f"--venv={release.paths['venv']}",
             f"--engine={release.engine}", "--environment=-", str(release.paths["toolkit"]),
@@ -80,7 +80,7 @@ def _reasons(
     return [f"the proof could not run (exit code {code}): {last}"]
 
 
-def _as_user(user: str) -> list[str]:
+def as_user(user: str) -> list[str]:
     """What drops root's rights for good: the service user can write all that the proof runs."""
     if os.geteuid() != 0:
         return []
@@ -125,7 +125,7 @@ def _run(
                 process.stdin.write(text)
                 process.stdin.close()
             for line in process.stderr:
-                last = _printable(line)
+                last = printable(line)
                 say(last)
             code = process.wait()
         finally:
@@ -152,6 +152,6 @@ def _end(process: subprocess.Popen[str]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _printable(line: str) -> str:
+def printable(line: str) -> str:
     text = line.rstrip()[:LONGEST_LINE]
     return "".join(sign if sign.isprintable() else "?" for sign in text)
