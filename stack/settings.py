@@ -10,12 +10,16 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
+from enginectl.timing import (
+    LONGEST_ADDRESS_WAIT_SECONDS,
+    LONGEST_BOOT_SECONDS,
+    LONGEST_DRAIN_SECONDS,
+)
 from fable_gateway import keys as gateway_keys
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from stack.errors import StackError
 
-LONGEST_DRAIN_SECONDS = 150  # below the unit's TimeoutStopSec of 180
 OWN_FOLDERS = ("tools", "toolkits", "checkpoints", "venvs", "caches")
 HIGHEST_DRAFT_TOKENS = 15  # 16 and more has produced corrupt output on this engine
 
@@ -105,20 +109,29 @@ class Linked(Model):
 class Toolkit(Linked):
     """Which CUDA toolkit, and where its files come from."""
 
-    source: Literal["redist", "mirror", "runfile"]
+    source: Literal["redist", "mirror", "runfile", "adopted"]
     location: Annotated[str, Field(pattern=r"^(/|https?://)\S*$")] | None
     runfile: Name
+    adopted: Annotated[str, Field(pattern=r"^cuda-[0-9a-f]{16}$")] | None
     components: Annotated[list[Name], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _whole(self) -> Toolkit:
         if self.source == "mirror" and self.location is None:
             raise ValueError("location: a mirror needs one: a URL, or a folder on the host")
-        if self.source == "redist" and self.location is not None:
+        if self.source in ("redist", "adopted") and self.location is not None:
             raise ValueError("location: only for source mirror or runfile")
+        if (self.source == "adopted") != (self.adopted is not None):
+            raise ValueError("adopted: the tree's name with source adopted, None with any other")
         if len(set(self.components)) != len(self.components):
             raise ValueError("components: one stands there twice")
         return self
+
+
+class Checkpoint(Linked):
+    """How the checkpoint comes to the host: fetched whole, or assembled there from its parents."""
+
+    source: Literal["fetch", "assemble"]
 
 
 class Engine(Model):
@@ -139,9 +152,11 @@ class Engine(Model):
     tool_call_parser: Name
     enable_thinking: bool
     numa_node: Annotated[int, Field(ge=0)] | None
-    boot_deadline_seconds: Seconds
+    boot_deadline_seconds: Annotated[int, Field(gt=0, le=LONGEST_BOOT_SECONDS)]
+    cold_boot_deadline_seconds: Annotated[int, Field(gt=0, le=LONGEST_BOOT_SECONDS)]
+    failed_boots: Annotated[int, Field(gt=0, le=100)]
     drain_seconds: Annotated[int, Field(ge=0, le=LONGEST_DRAIN_SECONDS)]
-    address_wait_seconds: Seconds
+    address_wait_seconds: Annotated[int, Field(gt=0, le=LONGEST_ADDRESS_WAIT_SECONDS)]
     environment: dict[Annotated[str, Field(pattern=r"^[A-Z_][A-Z0-9_]*$")], str]
     census_modules_per_rank: Annotated[int, Field(ge=0)]
     vocabulary_rows: Annotated[int, Field(gt=0)]
@@ -203,7 +218,7 @@ class EngineHost(Model):
     serving: Serving
     storage: Storage
     toolkit: Toolkit
-    checkpoint: Linked
+    checkpoint: Checkpoint
     engine: Engine
     access: Access
 

@@ -27,9 +27,10 @@ def gateway_settings() -> settings.GatewayHost:
     return settings.gateway_host(_data(host), inventory_file(host.groups))
 
 
-def locked_artifacts() -> artifacts.Artifacts:
-    """The lock of the present host: the inventory's own, or the project's."""
-    return artifacts.load(Path(host.data.get("artifacts") or artifacts.LOCK))
+def locked_artifacts(of: settings.EngineHost) -> artifacts.Artifacts:
+    """The lock of the present host, with these settings: the inventory's own, or the project's."""
+    lock = Path(host.data.get("artifacts") or artifacts.LOCK)
+    return artifacts.load(lock, of.checkpoint.source)
 
 
 def peer_address(group: str) -> str:

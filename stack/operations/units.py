@@ -44,6 +44,16 @@ def unit_enabled(unit: str) -> Commands:
 
 
 @operation()
+def timer_running(unit: str) -> Commands:
+    """Have the timer `unit` run now and after every boot."""
+    found = _properties(unit)
+    if found.get("UnitFileState") == "enabled" and found.get("ActiveState") == "active":
+        host.noop(f"{unit} runs")
+        return
+    yield StringCommand(f"systemctl enable --now {shlex.quote(unit)}")
+
+
+@operation()
 def packet_filter_loaded(unit: str, table: str, version: str) -> Commands:
     """Have `table` loaded in this `version` (a text that only these rules hold), through `unit`."""
     active = _properties(unit).get("ActiveState") == "active"

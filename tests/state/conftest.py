@@ -99,9 +99,10 @@ def gateway_settings(targets: dict[str, Target]) -> settings.GatewayHost:
 
 
 @pytest.fixture(scope="session")
-def locked(targets: dict[str, Target]) -> artifacts.Artifacts:
+def locked(targets: dict[str, Target], engine_settings: settings.EngineHost) -> artifacts.Artifacts:
     """The lock that the engine's host was deployed from."""
-    return artifacts.load(Path(targets["v100"].data.get("artifacts") or artifacts.LOCK))
+    lock = Path(targets["v100"].data.get("artifacts") or artifacts.LOCK)
+    return artifacts.load(lock, engine_settings.checkpoint.source)
 
 
 @pytest.fixture(scope="session", autouse=True)
