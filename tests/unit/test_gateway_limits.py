@@ -17,7 +17,7 @@ NAMES = st.sampled_from(["alice", "bob", "carol"])
 
 
 class GaugeMachine(RuleBasedStateMachine):
-    """Clients of three names come, end, leave the queue, and leave in the moment of their turn."""
+    """Clients of three names come, end, and leave, from the queue as well as from a slot."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,15 +63,6 @@ class GaugeMachine(RuleBasedStateMachine):
     @rule(place=PLACES)
     def leave(self, place: int) -> None:
         self._taken(place).cancel()
-        self.settle()
-
-    @precondition(lambda self: len(self.there) > 1)
-    @rule(first=PLACES, second=PLACES)
-    def end_and_leave_at_once(self, first: int, second: int) -> None:
-        """The slot that the first gives back may be the second's in the moment it leaves."""
-        self.ends[self._taken(first)].set()
-        self.loop.run_until_complete(asyncio.sleep(0))
-        self._taken(second).cancel()
         self.settle()
 
     def _taken(self, place: int) -> asyncio.Task[str]:
@@ -144,6 +135,30 @@ def test_one_name_is_served_in_the_order_of_arrival() -> None:
         return order
 
     assert asyncio.run(run()) == list(range(20))
+
+
+def test_who_leaves_in_the_moment_of_its_turn_hands_the_slot_on() -> None:
+    async def run() -> list[object]:
+        gauge = Gauge(1, 100)
+        deadline = asyncio.get_running_loop().time() + FAR_S
+
+        async def one() -> str:
+            async with gauge.slot(deadline, "alice"):
+                return "served"
+
+        async with gauge.slot(deadline, "alice"):
+            leaves, next_one = asyncio.create_task(one()), asyncio.create_task(one())
+            await asyncio.sleep(0)
+        # The slot is its own by now, and it does not know yet.
+        assert gauge.waiting == 1
+        leaves.cancel()
+        ends = await asyncio.gather(leaves, next_one, return_exceptions=True)
+        assert gauge.in_flight == 0
+        return list(ends)
+
+    left, served = asyncio.run(run())
+    assert isinstance(left, asyncio.CancelledError)
+    assert served == "served"
 
 
 def test_a_full_queue_sends_the_greediest_away() -> None:
