@@ -146,6 +146,7 @@ def test_while_the_engine_is_away_one_request_tries_and_then_all_go(tmp_path: Pa
         # Whoever was on the way when the news came is refused, too; after that, one at a time.
         assert upstream.at_refusal[8:] == [1] * 4
         assert upstream.seen.qsize() == 12 + 8
+        gateway.stop()
         lines = [line for line in gateway.lines if line["event"] == "request"]
         assert sum(line.get("retries", 0) for line in lines) == 12
 

@@ -56,17 +56,17 @@ async def read(request: web.Request, limit: int, share: Share, deadline: float) 
         request.writer.output_size = 0
     pieces: list[bytes] = []
     size = 0
+    end = asyncio.get_running_loop().time() + BODY_S
     try:
-        async with asyncio.timeout(BODY_S):
-            while piece := await _piece(request):
-                pieces.append(piece)
-                size += len(piece)
-                if size > limit:
-                    raise Refused(errors.too_large(limit))
-                if size > granted:
-                    if not share.grow(size - granted):
-                        raise Refused(errors.bodies_full())
-                    granted = size
+        while piece := await _piece(request, end):
+            pieces.append(piece)
+            size += len(piece)
+            if size > limit:
+                raise Refused(errors.too_large(limit))
+            if size > granted:
+                if not share.grow(size - granted):
+                    raise Refused(errors.bodies_full())
+                granted = size
     except (web.RequestPayloadError, ValueError):
         text = "the request's body cannot be read as its headers say"
         raise Refused(errors.bad_request(text)) from None
@@ -75,6 +75,14 @@ async def read(request: web.Request, limit: int, share: Share, deadline: float) 
     return b"".join(pieces) if len(pieces) != 1 else pieces[0]
 
 
-async def _piece(request: web.Request) -> bytes:
-    async with asyncio.timeout(STALL_S):
+async def _piece(request: web.Request, end: float) -> bytes:
+    """The next bytes; empty at the end of the body.
+
+    Raises:
+        TimeoutError: nothing came for a while, or `end`, in the event loop's time, has come.
+    """
+    if request.content.is_eof():  # all of it is here: no clock is needed
+        return await request.content.readany()
+    now = asyncio.get_running_loop().time()
+    async with asyncio.timeout_at(min(end, now + STALL_S)):
         return await request.content.readany()

@@ -61,14 +61,23 @@ class Gauge:
             TimeoutError: no slot came free in time.
             QueueFull: too many wait already.
         """
-        async with asyncio.timeout_at(deadline):
-            await self._acquire(name, self.limit if most is None else most)
+        most = self.limit if most is None else most
+        if self.in_flight < self.limit and not self._queues and self._held[name] < most:
+            self._take(name)
+        else:
+            async with asyncio.timeout_at(deadline):
+                await self._wait(name, most)
         try:
             yield
         finally:
             self._release(name)
 
-    async def _acquire(self, name: str, most: int) -> None:
+    def _take(self, name: str) -> None:
+        self.in_flight += 1
+        self._held[name] += 1
+        self._served[name] = next(self._clock)
+
+    async def _wait(self, name: str, most: int) -> None:
         waiter = _Waiter(name, most, asyncio.get_running_loop().create_future())
         self._queues.setdefault(name, deque()).append(waiter)
         self._hand_out()
@@ -99,9 +108,7 @@ class Gauge:
             self._forget(chosen)
             if chosen.turn.done():
                 continue
-            self.in_flight += 1
-            self._held[chosen.name] += 1
-            self._served[chosen.name] = next(self._clock)
+            self._take(chosen.name)
             chosen.turn.set_result(None)
 
     def _send_away(self, newcomer: str) -> None:
