@@ -17,19 +17,6 @@ from tests.lab.lab_support import LAB_NAME, REPOSITORY, DeployedLab, environment
 from tests.lab.toolkit_lab import apt_sources, new_site
 from tests.unit.toolkit_support import Site, lay_out_programs, served
 
-CUTS, LONG_CUTS = 6, 200
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--cuts", type=int, default=CUTS, help=f"power cuts at random ({CUTS})")
-    parser.addoption("--long", action="store_true", help=f"{LONG_CUTS} of them")
-
-
-@pytest.fixture(scope="session")
-def cuts(pytestconfig: pytest.Config) -> int:
-    """How many power cuts at random moments."""
-    return LONG_CUTS if pytestconfig.getoption("--long") else pytestconfig.getoption("--cuts")
-
 
 @pytest.fixture(scope="session")
 def lab() -> Iterator[DeployedLab]:

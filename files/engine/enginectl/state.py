@@ -15,7 +15,7 @@ from typing import Any
 from hostlib.atomic import fsync_dir, locked, write_file
 from hostlib.errors import HostError
 
-from enginectl import strict
+from enginectl import exits, strict
 from enginectl.paths import Places
 from enginectl.release import NAME
 
@@ -96,7 +96,8 @@ def parse_state(content: bytes, where: str) -> State:
             raise NewerState(
                 f"{where}: written by a newer version (format {value['format']}, this one knows "
                 f"{FORMAT}): deploy that version again, or give its other entries up with "
-                "`enginectl settle --restore`"
+                "`enginectl settle --restore`",
+                exit_code=exits.EXIT_REFUSED,
             )
         strict.check_format(value, FORMAT, where)
         strict.check_keys(value, _KEYS, where)
@@ -113,7 +114,8 @@ def parse_state(content: bytes, where: str) -> State:
     except HostError as error:
         cause = error.message.removeprefix(f"{where}: ").removesuffix(f"; {strict.WAY_OUT}")
         raise DamagedState(
-            f"{where}: is damaged ({cause}): `enginectl settle --restore` brings its copy back"
+            f"{where}: is damaged ({cause}): `enginectl settle --restore` brings its copy back",
+            exit_code=exits.EXIT_REFUSED,
         ) from None
     del value["format"]
     return State(**value)
