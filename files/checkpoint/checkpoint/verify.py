@@ -78,7 +78,7 @@ def check_strangers(folder: Path, listed: Manifest) -> None:
 
     It matters: the engine runs code that it finds beside the weights.
     """
-    present = {path.name for path in folder.iterdir()}
+    present = {path.name for path in folder.iterdir() if not manifest.is_unfinished(path.name)}
     strangers = sorted(present - listed.files.keys() - {manifest.MANIFEST, manifest.STAMP})
     if strangers:
         raise HostError(
