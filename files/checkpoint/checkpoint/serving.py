@@ -20,12 +20,11 @@ TENSOR_PARALLEL_SIZE = 4
 QPN8_WIDTH, QPN8_SLICE = 64, 32
 # Before a layer: in the wrapper, in a trunk alone, and as the loader itself names its modules.
 LAYERS_BELOW = ("model.language_model.", "model.", "language_model.model.", "language_model.")
-SHARED = (  # by the cards, in equal parts
+HEADS = (
     "num_attention_heads",
     "num_key_value_heads",
     "linear_num_key_heads",
     "linear_num_value_heads",
-    "intermediate_size",
 )
 
 
@@ -84,7 +83,7 @@ def fused_modules(text: Text, ranks: int = TENSOR_PARALLEL_SIZE) -> list[FusedMo
 
 def check_ranks(text: Text, where: str) -> None:
     """Raise HostError unless the cards share every head and gate 10 will pass."""
-    for key in SHARED:
+    for key in HEADS:
         if getattr(text, key) % TENSOR_PARALLEL_SIZE:
             raise HostError(
                 f"{where}: {key} is {getattr(text, key)}, which {TENSOR_PARALLEL_SIZE} cards cannot"
