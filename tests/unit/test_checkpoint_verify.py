@@ -177,3 +177,22 @@ def test_production_passes_the_gate() -> None:
         ("qkv_proj", 3584, 5120), ("o_proj", 5120, 1536),
     }  # fmt: skip
     assert not any(module.refusal() for module in modules)
+
+
+def test_a_deep_verify_of_what_cannot_be_written_tells_what_it_found(
+    host: Host, pair: Pair
+) -> None:
+    folder = assembled(host, pair)
+
+    def deep() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["unshare", "--mount", "--map-root-user", "sh", "-c",
+             'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"', str(folder),
+             *host.command("verify", "--deep", folder)],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+    assert_refused(deep(), 2, folder, "every digest is right", "Read-only")
+    assert host.run("verify", folder).returncode == 0
+    flip(shards(folder)[0])
+    assert_refused(deep(), 1, shards(folder)[0].name, "sha256 differs", "cannot be removed")

@@ -189,7 +189,14 @@ def deep(folder: Path) -> Manifest:
             raise
         failed = HostError(f"{error.filename or folder}: {error.strerror}; the disk is failing")
         raise _without_stamp(folder, failed) from None
-    write_stamp(folder, listed, times)
+    try:
+        write_stamp(folder, listed, times)
+    except OSError as error:
+        raise HostError(
+            f"{folder}: every digest is right, but its stamp cannot be written ({error.strerror});"
+            " make the folder writable, then run again",
+            exit_code=EXIT_UNABLE,
+        ) from None
     return listed
 
 
