@@ -73,6 +73,8 @@ def check_adoptable(root: Path, link: Path) -> None:
 
 def check_free(tree: Path, link: Path) -> None:
     """Raise HostError if a folder stands at `tree`, where the one at `link` shall go."""
+    if link.is_symlink() and link.resolve() == tree.resolve():
+        raise HostError(f"{link}: leads to {tree} already; another run has adopted it meanwhile")
     if tree.exists() and not tree.is_symlink():
         raise HostError(f"{tree}: the same tree stands there already; remove {link} or that one")
 
