@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from hostlib.adoption import exchange
-from hostlib.atomic import fsync_dir, fsync_tree, locked, publish_dir, replace_symlink, write_file
+from hostlib.adoption import replace_dir
+from hostlib.atomic import locked, publish_dir, replace_symlink, write_file
 from hostlib.collection import REMOVING, remove_leftovers
 from hostlib.download import fetch, join, read_bytes, sha256_file
 from hostlib.errors import EXIT_UNABLE, HostError
@@ -162,7 +162,7 @@ def _install(source: str, place: Place, listed: Manifest) -> None:
     verify.check_tensors(staging, listed)
     verify.write_stamp(staging, listed)
     if place.folder.exists():
-        _replace(place.folder, staging)
+        replace_dir(staging, place.folder)
     else:
         publish_dir(staging, place.folder)
 
@@ -224,16 +224,3 @@ def _is_good(path: Path, entry: FileEntry, progress: Progress) -> bool:
         return False
     progress.add(-entry.size)  # counted again when it is fetched
     return False
-
-
-def _replace(folder: Path, staging: Path) -> None:
-    """Let the checkpoint in `staging` take the place of the damaged one: never none there."""
-    fsync_tree(staging)
-    try:
-        exchange(staging, folder)
-    except OSError as error:
-        raise HostError(
-            f"{folder}: this file system cannot swap two names in one step ({error.strerror}); "
-            "move the damaged folder away, then run again"
-        ) from None
-    fsync_dir(folder.parent)
