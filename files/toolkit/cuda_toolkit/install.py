@@ -115,7 +115,7 @@ def _install_alone(spec: Spec, root: Path, link: Path, lock: int) -> str:
 
     tree = root / tree_name(spec)
     if not (tree / SPEC_FILE).is_file():
-        if tree.exists():
+        if os.path.lexists(tree):  # a link that leads nowhere too
             raise HostError(
                 f"{tree}: stands there and was not made by this installer; move it away, then "
                 "run again"
