@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from hostlib.adoption import exchange
-from hostlib.atomic import fsync_dir, fsync_tree, publish_dir
+from hostlib.adoption import replace_dir
+from hostlib.atomic import publish_dir
 from hostlib.errors import EXIT_UNABLE, HostError
 
 from checkpoint import manifest, verify
@@ -63,12 +63,4 @@ def put_in_place(staging: Path, folder: Path) -> None:
     if not folder.exists():
         publish_dir(staging, folder)
         return
-    fsync_tree(staging)
-    try:
-        exchange(staging, folder)
-    except OSError as error:
-        raise HostError(
-            f"{folder}: this file system cannot swap two names in one step ({error.strerror}); "
-            "move the damaged folder away, then run again"
-        ) from None
-    fsync_dir(folder.parent)
+    replace_dir(staging, folder)
