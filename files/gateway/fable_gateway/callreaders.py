@@ -17,7 +17,7 @@ from fable_gateway.scan import JsonExtent
 FUNCTION = re.compile(r"<function=([^<>\n]{1,128})(?:>|(?=\n))")
 PARAMETER = re.compile(r"<parameter=([^<>\n]{1,128})(?:>|(?=\n))")
 CLOSING = re.compile(r"</[ \t]{0,4}([A-Za-z_]\w{0,63})\b[^<>\n]{0,32}(?:>|(?=\n))")
-SPACE = re.compile(r"\s*")
+SPACE = re.compile(r"[ \t\r\n]*")
 # A longer tag is none, and more white space is no layout.
 TAG_CHARS = 256
 NAMED_KEYS = {"name", "arguments", "parameters", "id", "type"}

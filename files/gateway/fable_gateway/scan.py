@@ -35,6 +35,11 @@ class Fences:
         if len(self._line) < LINE_CHARS:
             self._line += last[:LINE_CHARS]
 
+    def passed_by(self) -> None:
+        """Take text that has no line end, no backtick and no tilde, whatever else it is."""
+        if len(self._line) < LINE_CHARS:
+            self._line += "x"
+
     def _fence(self, mark: str, rest: str) -> None:
         if not self._open:
             if mark[0] == "~" or "`" not in rest:

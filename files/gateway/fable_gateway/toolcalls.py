@@ -30,6 +30,7 @@ MAX_CALL_CHARS = 1 << 20
 MAX_REREAD_CHARS = 4 << 20
 # White space before a call is layout, up to this many characters.
 LAYOUT_CHARS = 16
+LAYOUT = " \t\r\n"
 
 OPEN, THINK, END_THINK = "<tool_call>", "<think>", "</think>"
 MARKER = re.compile(r"<tool_call>|<function=([^<>\n]{1,128})(?:>|(?=\n))")
@@ -84,6 +85,16 @@ class CallParser:
         """Whether something was taken that has not come out."""
         return bool(self._text or self._space)
 
+    @property
+    def quiet(self) -> bool:
+        """Whether plain text would come straight out again."""
+        idle = not self.in_call and not self.holding and not self._after_call
+        return idle and self._state in {self._look, self._plain}
+
+    def passed_by(self) -> None:
+        """Plain text went out that was not fed: no marker, no fence, no layout at its end."""
+        self._fences.passed_by()
+
     def feed(self, text: str) -> list[Item]:
         """Take the next piece; returns what is settled by it, in order."""
         # CPython extends a string in place if one name alone holds it: linear in all.
@@ -108,7 +119,7 @@ class CallParser:
         self._final = True
         self._run()
         rest = self._space + self._text[self._at :]
-        if rest.strip() or not self._after_call:
+        if rest.strip(LAYOUT) or not self._after_call:
             self._say(rest)
         self._text = self._space = ""
         return self._taken()
@@ -268,7 +279,7 @@ class CallParser:
         """Text that belongs to no call; layout at its end waits for what follows."""
         self._fences.advance(text)
         if self._after_call:
-            text = text.lstrip()
+            text = text.lstrip(LAYOUT)
             if not text:
                 return
             self._after_call = False
@@ -296,4 +307,4 @@ def _layout_at(text: str) -> int:
 
 def _space_at(text: str, end: int) -> int:
     low = max(0, end - LAYOUT_CHARS)
-    return low + len(text[low:end].rstrip())
+    return low + len(text[low:end].rstrip(LAYOUT))
