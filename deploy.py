@@ -11,7 +11,7 @@ from stack.roles.toolkit import toolkit
 
 if "v100" in host.groups:
     settings = target.engine_settings()
-    locked = target.locked_artifacts()
+    locked = target.locked_artifacts(settings)
     packages = ["g++", "nftables", "xz-utils", f"{settings.engine.python}-venv"]
     if settings.engine.numa_node is not None:
         packages.append("numactl")

@@ -32,6 +32,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from lab import image, mirror
+from lab.debian import debian_mirror
 from lab.places import CACHE
 from stack import FILES
 
@@ -109,7 +110,7 @@ class Bench:
 
     def __init__(self, work: Path) -> None:
         base = CACHE / f"base-{image.recipe_digest()}"
-        self.info = mirror.build(CACHE, mirror.debian_mirror(image.apt_sources(base)))
+        self.info = mirror.build(CACHE, debian_mirror(image.apt_sources(base)))
         self.work, self.tools, self.spec = work, work / "tools", work / "spec.json"
         shutil.copytree(FILES / "toolkit", self.tools)
         shutil.copytree(FILES / "hostlib/hostlib", self.tools / "hostlib")

@@ -39,6 +39,7 @@ from cuda_toolkit.runner import Outcome, Runner  # noqa: E402
 from cuda_toolkit.spec import SPEC_FILE, load_expected  # noqa: E402
 
 from lab import mirror, proof_parts  # noqa: E402
+from lab.debian import debian_mirror  # noqa: E402
 from lab.places import CACHE  # noqa: E402
 from tests.lab.toolkit_lab import apt_sources, new_site, tilelang_venv  # noqa: E402
 from tests.unit.toolkit_support import lay_out_programs  # noqa: E402
@@ -101,7 +102,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="bench-proof.") as name:
         folder = Path(name).resolve()
         programs = lay_out_programs(folder / "tools")
-        site = new_site(folder, programs, mirror.build(CACHE, mirror.debian_mirror(apt_sources())))
+        site = new_site(folder, programs, mirror.build(CACHE, debian_mirror(apt_sources())))
         installed = site.run("install")
         if installed.returncode:
             raise SystemExit(installed.stderr)

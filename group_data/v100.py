@@ -10,11 +10,14 @@ storage = {
 toolkit = {
     "link": "/mnt/data/nvfp4/cuda-12.8-full",
     # "redist": NVIDIA's archives; "mirror": the same layout at `location` (a URL, or a folder on
-    # the host); "runfile": NVIDIA's .run, at `location` or, where that is None, at NVIDIA's.
+    # the host); "runfile": NVIDIA's .run, at `location` or, where that is None, at NVIDIA's;
+    # "adopted": the tree `adopted`, which stands below toolkits/ since `cuda-install adopt`.
     "source": "redist",
     "location": None,
-    # The release of the runfile: 12.8.1 or 12.8.0.
+    # The release of the runfile, or that of the adopted tree: 12.8.1 or 12.8.0.
     "runfile": "12.8.1",
+    # The adopted tree's name, as in "cuda-0123456789abcdef".
+    "adopted": None,
     # Of the redistributable archives; after a change run script/lock.
     "components": [
         "cuda_nvcc",
@@ -35,7 +38,11 @@ toolkit = {
         "libcufft",
     ],
 }
-checkpoint = {"link": "/mnt/data/nvfp4/qwen38-uncensored-nvfp4-vl"}
+checkpoint = {
+    "link": "/mnt/data/nvfp4/qwen38-uncensored-nvfp4-vl",
+    # "fetch": whole, as it is; "assemble": from trunk and base. Both from where the lock says.
+    "source": "fetch",
+}
 
 engine = {
     "name": "skinny",
@@ -55,9 +62,12 @@ engine = {
     "enable_thinking": True,
     # The socket that all four cards hang on; None: no pinning.
     "numa_node": 0,
-    # Measure on the host first: seconds until a boot counts as failed, and for running requests
-    # to finish before a stop.
+    # Measure on the host first: seconds until a boot counts as failed (cold: with empty caches),
+    # boots without an answer in a row until the release before is tried, and seconds for running
+    # requests to finish before a stop.
     "boot_deadline_seconds": 900,
+    "cold_boot_deadline_seconds": 1800,
+    "failed_boots": 3,
     "drain_seconds": 120,
     "address_wait_seconds": 300,
     # The environment of the engine besides the toolkit's and the caches' places.

@@ -35,6 +35,7 @@ v100 = [
                 "engine.census_modules_per_rank": 8,  # 2 fused modules in each of 4 layers
                 "engine.vocabulary_rows": 40960,  # the miniature's
                 "engine.boot_deadline_seconds": 60,
+                "engine.cold_boot_deadline_seconds": 60,
                 "engine.drain_seconds": 10,
                 "access.consumers": [places.BRIDGE_ADDRESS],  # this machine
             },

@@ -1,8 +1,4 @@
-"""script/lab: bring up, look at, and break two throw-away hosts.
-
-Exit codes: 0 done; 1 failed; 2 wrong usage; 3 no root; 4 no network; 5 no space; 6 apt locked;
-7 port in use; 8 a stale lab that cannot be removed.
-"""
+"""script/lab behind its command line: obeys it, and says in one line what cannot be done."""
 
 from __future__ import annotations
 
@@ -16,30 +12,14 @@ import sys
 from hostlib.errors import HostError
 
 from lab import control, places
-from lab.errors import EXIT_FAILED, EXIT_NO_SPACE, EXIT_STALE_LAB, LabError
+from lab.arguments import parser
+from lab.errors import EXIT_FAILED, EXIT_NO_SPACE, EXIT_USAGE, LabError
 from lab.places import HOSTS, Lab
 
 
 def main() -> int:
     """Parse the command line and obey it; every error a person can cause is one line."""
-    parser = argparse.ArgumentParser(prog="script/lab", description=__doc__, allow_abbrev=False)
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    up = verbs.add_parser("up", help="bring both hosts up (or start those that are off)")
-    up.add_argument("--watch", type=int, metavar="PID", help="go down when this process ends")
-    verbs.add_parser("status", help="say what runs and where it listens")
-    verbs.add_parser("down", help="end the lab and remove all that it made, also after a crash")
-    ssh = verbs.add_parser("ssh", help="a shell on a host, or one command there")
-    ssh.add_argument("host", choices=HOSTS)
-    ssh.add_argument("command", nargs=argparse.REMAINDER)
-    for verb, text in (
-        ("start", "start a host that is off"),
-        ("reboot", "reboot a host from inside"),
-        ("poweroff", "shut a host down in order"),
-        ("cut", "cut a host's power"),
-        ("reset", "give a host a pristine disk"),
-    ):
-        verbs.add_parser(verb, help=text).add_argument("host", choices=HOSTS)
-    arguments = parser.parse_args()
+    arguments = parser().parse_args()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         return _obey(arguments)
@@ -70,11 +50,11 @@ def _obey(arguments: argparse.Namespace) -> int:
     if arguments.verb == "down":
         print(f"lab {name}: {'gone' if control.down(name) else 'was not there'}")
         return 0
-    lab = places.load(name)
-    if lab is None or not lab.ready:
+    lab = places.load_ready(arguments.verb)
+    if arguments.verb != "status" and arguments.host not in HOSTS:
         raise LabError(
-            f"lab {name}: is not up; `script/lab up` starts it, `script/deploy` fills it too",
-            exit_code=EXIT_STALE_LAB if places.folder(name).exists() else 1,
+            f"{arguments.host}: no host of the lab; there are {' and '.join(HOSTS)}",
+            exit_code=EXIT_USAGE,
         )
     if arguments.verb == "status":
         _describe(lab)

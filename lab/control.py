@@ -27,6 +27,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 SSH_DEADLINE_S = 90.0
 VERB_DEADLINE_S = 150.0
 DOWN_DEADLINE_S = 15.0
+DOWN_PATIENCE_S = 10.0
 
 
 def up(name: str, watch_pid: int | None = None) -> Lab:
@@ -42,13 +43,15 @@ def up(name: str, watch_pid: int | None = None) -> Lab:
     need_root()
     with _one_at_a_time(name):
         running = places.load(name)
+        unreadable = running is None and (places.folder(name) / "lab.json").exists()
+        stale = unreadable and places.holders(name)
+        if stale or (running is not None and running.ready and running.recipe != recipe()):
+            raise LabError(
+                f"lab {name}: was brought up from other sources than these; run "
+                f"`{places.prefix(name)}script/lab down`, then again",
+                exit_code=EXIT_STALE_LAB,
+            )
         if running is not None and running.ready:
-            if running.recipe != recipe():
-                raise LabError(
-                    f"lab {name}: was brought up from other sources than these; run "
-                    "`script/lab down`, then again",
-                    exit_code=EXIT_STALE_LAB,
-                )
             for host, is_running in status(running).items():
                 if not is_running:
                     ask(running, "start", host)
@@ -123,15 +126,20 @@ def _up(name: str, watch_pid: int | None) -> Lab:
 def _down(name: str) -> bool:
     lab_folder = places.folder(name)
     lab = places.load(name)
-    if lab is not None:
-        if lab.ready:
-            with contextlib.suppress(LabError):
-                ask(lab, "down")
-        deadline = time.monotonic() + (10 if lab.ready else 0)
-        while places.process_start(lab.pid) == lab.pid_start:
-            if time.monotonic() > deadline:
-                os.kill(lab.pid, signal.SIGKILL)  # its child dies with it
-            time.sleep(0.02)
+    patience = 0.0
+    if lab is not None and lab.ready:
+        with contextlib.suppress(LabError):
+            ask(lab, "down")
+            patience = DOWN_PATIENCE_S
+    asked = time.monotonic()
+    while held_by := places.holders(name):
+        waited = time.monotonic() - asked
+        if waited > patience:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(held_by[0], signal.SIGKILL)  # its child dies with it
+        if waited > patience + DOWN_DEADLINE_S:
+            raise LabError(f"lab {name}: process {held_by[0]} cannot be ended; reboot this machine")
+        time.sleep(0.02)
     if not lab_folder.exists():
         return False
     cleaned = subprocess.run(
@@ -164,7 +172,8 @@ def ask(lab: Lab, verb: str, host: str | None = None) -> dict[str, Any]:
             answer: dict[str, Any] = json.loads(line)
         except (OSError, ValueError) as error:
             raise LabError(
-                f"lab {lab.name}: its holder does not answer ({error}); run `script/lab down`",
+                f"lab {lab.name}: its holder does not answer ({error}); run "
+                f"`{places.prefix(lab.name)}script/lab down`",
                 exit_code=EXIT_STALE_LAB,
             ) from None
     if "error" in answer:
@@ -216,7 +225,13 @@ def inside(lab: Lab, *command: str) -> list[str]:
 
 
 def need_root() -> None:
-    """Refuse to go on without root."""
+    """Refuse to go on without root, or in a chroot that is no mount: hosts pivot their root."""
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    if not any(line.split()[4] == "/" for line in mounts):
+        raise LabError(
+            "the lab cannot run in a chroot; enter this tree with `systemd-nspawn --boot`, or use "
+            "a privileged container"
+        )
     if os.geteuid() != 0:
         raise LabError(
             "the lab needs root for its namespaces: run this as root or with sudo",

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,8 @@ PACKAGES = (
     "systemd,systemd-sysv,dbus,dbus-user-session,libpam-systemd,openssh-server,sudo,python3,"
     "python3-venv,ca-certificates,iproute2,iputils-ping,curl,nftables,procps,kmod,g++,locales-all-"
 )
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+KEPT_DAYS = 30
 NEEDED_BYTES = 4 << 30
 EXTRA_CERTIFICATES = Path("/usr/local/share/ca-certificates")
 LEAVE_OUT = ("/usr/share/man/*", "/usr/share/doc/*", "/usr/share/locale/*")
@@ -54,6 +57,7 @@ def build() -> Path:
                 _bootstrap(root, Path(work))
                 _furnish(root)
                 root.rename(image)
+        prune("base", image)
     return image
 
 
@@ -69,6 +73,15 @@ def no_space(place: Path) -> LabError:
 def apt_sources(image: Path) -> str:
     """The image's own apt source list: it names the mirror that this machine reaches."""
     return (image / "etc/apt/sources.list").read_text()
+
+
+def prune(kind: str, used: Path) -> None:
+    """Mark `used` as used now; remove of the cache's folders KIND-… those unused for a month."""
+    os.utime(used)
+    oldest = time.time() - KEPT_DAYS * 86400
+    for folder in CACHE.glob(f"{kind}-*"):
+        if folder.stat().st_mtime < oldest:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -87,6 +100,7 @@ def _bootstrap(root: Path, work: Path) -> None:
     options = [f"--dpkgopt=path-exclude={pattern}" for pattern in LEAVE_OUT]
     command = [
         "mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", f"--include={PACKAGES}",
+        f"--keyring={KEYRING}",  # Ubuntu's apt does not trust Debian's keys by itself
         '--aptopt=Acquire::Check-Valid-Until "false"', '--aptopt=Acquire::Check-Date "false"',
         '--aptopt=DPkg::Lock::Timeout "120"', *options, SUITE, str(tar),
     ]  # fmt: skip

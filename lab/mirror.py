@@ -7,7 +7,6 @@ All of it is under NVIDIA's licence: it is built where it is used and belongs in
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import hashlib
 import io
@@ -24,15 +23,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.errors import EXIT_FAILED, EXIT_NO_NETWORK, EXIT_NO_SPACE, LabError
+from cuda_toolkit.archives import PLATFORM
+from cuda_toolkit.spec import Component
+from hostlib.download import sha256_file
+
+from lab.debian import fetch_package
+from lab.downloads import download_wheels
+from lab.errors import EXIT_NO_SPACE, LabError
 
 PARTS = Path(__file__).with_name("mirror_parts.json")
-PLATFORM = "linux-x86_64"
-WHEEL_PLATFORMS = ("manylinux1_x86_64", "manylinux2010_x86_64", "manylinux2014_x86_64")
-KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 NEEDED_BYTES = 1 << 30
-DOWNLOAD_TIMEOUT_S = 900
-DEBIAN_SUITES = ("stable", "testing", "unstable", "sid", "bullseye", "bookworm", "trixie", "forky")
 
 # nvcc reads this beside its own binary; the paths are those of the flat layout.
 NVCC_PROFILE = """\
@@ -64,17 +64,6 @@ DEBIAN_LICENSE = "usr/share/doc/nvidia-cuda-toolkit/copyright"
 
 
 @dataclass(frozen=True)
-class Component:
-    """A component of the mirror, with the keys that the installer's specification uses."""
-
-    name: str
-    version: str
-    relative_path: str
-    size: int
-    sha256: str
-
-
-@dataclass(frozen=True)
 class MirrorInfo:
     """A finished mirror: its folder, and what an installation from it must be told."""
 
@@ -97,23 +86,6 @@ class MirrorInfo:
             "required_headers": list(self.required_headers),
             "components": [asdict(component) for component in self.components],
         }
-
-
-def debian_mirror(sources_text: str) -> str:
-    """The address of the Debian archive in an apt source list, in one-line or deb822 format.
-
-    Security and update suites, source entries and other vendors' suites are passed over.
-
-    Raises:
-        LabError: the text names no Debian archive.
-    """
-    for kind, address, suite in [*_one_line(sources_text), *_deb822(sources_text)]:
-        if kind == "deb" and suite in DEBIAN_SUITES and address.startswith(("http", "file:")):
-            return address.rstrip("/")
-    raise LabError(
-        "apt source list: it names no Debian archive; add the line that this machine uses for "
-        "Debian's main suite"
-    )
 
 
 def build(cache: Path, apt_source: str) -> MirrorInfo:
@@ -159,7 +131,7 @@ def _build(staged: Path, work: Path, apt_source: str) -> None:
     _say("fetching the CUDA 12.8 wheels and Debian's compiler drivers (130 MB)")
     with ThreadPoolExecutor() as pool:
         wheels = pool.submit(_fetch_wheels, parts["wheels"], work / "wheels")
-        debian = pool.submit(_fetch_debian, parts["debian"], work, apt_source)
+        debian = pool.submit(fetch_package, parts["debian"], work, apt_source)
         trees = {**wheels.result(), "debian": debian.result()}
     _say("laying out the components")
     versions = _lay_out(trees, parts, work / "components")
@@ -212,35 +184,17 @@ def _is_whole(mirror: Path) -> bool:
     """Whether every archive that the mirror's manifest names is there and unchanged."""
     try:
         return all(
-            _sha256(mirror / component.relative_path) == component.sha256
+            sha256_file(mirror / component.relative_path) == component.sha256
             for component in _info(mirror).components
         )
     except (OSError, ValueError, KeyError):
         return False
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
 def _fetch_wheels(wheels: dict[str, dict[str, str]], folder: Path) -> dict[str, Path]:
     """Download and unpack the wheels; package name -> folder of its component's files."""
     folder.mkdir()
-    requirements = folder / "requirements.txt"
-    requirements.write_text(
-        "".join(
-            f"{name}=={part['version']} --hash=sha256:{part['sha256']}\n"
-            for name, part in wheels.items()
-        )
-    )
-    platforms = [item for name in WHEEL_PLATFORMS for item in ("--platform", name)]
-    _run(
-        "CUDA wheels",
-        [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
-         "--no-deps", "--only-binary=:all:", *platforms, "--require-hashes",
-         "--dest", str(folder), "--requirement", str(requirements)],
-    )  # fmt: skip
+    download_wheels("CUDA wheels", wheels, folder)
     trees: dict[str, Path] = {}
     for name in wheels:
         tree = folder / name
@@ -253,48 +207,6 @@ def _fetch_wheels(wheels: dict[str, dict[str, str]], folder: Path) -> dict[str, 
         shutil.copyfile(license_file, component / "LICENSE")
         trees[name] = component
     return trees
-
-
-def _fetch_debian(part: dict[str, str], work: Path, apt_source: str) -> Path:
-    """Download Debian's package through a private apt state and unpack it; the folder."""
-    root = work / "apt"
-    for name in ("state/lists/partial", "cache/archives/partial", "debs"):
-        (root / name).mkdir(parents=True)
-    (root / "status").touch()
-    (root / "sources.list").write_text(
-        f"deb [arch=amd64 signed-by={KEYRING}] {apt_source} {part['suite']} {part['section']}\n"
-    )
-    options = [
-        f"-oDir::Etc::SourceList={root}/sources.list",
-        "-oDir::Etc::SourceParts=-",
-        "-oDir::Etc::Preferences=/dev/null",
-        "-oDir::Etc::PreferencesParts=-",
-        f"-oDir::State={root}/state",
-        f"-oDir::State::Status={root}/status",
-        f"-oDir::Cache={root}/cache",
-        "-oAPT::Architecture=amd64",
-        "-oAPT::Sandbox::User=root",  # the private folders are not apt's own user's
-        "-oAcquire::Languages=none",
-        "-oAcquire::Check-Valid-Until=false",
-        "-oAcquire::Retries=3",
-        "-oDPkg::Lock::Timeout=120",
-        "-qq",
-    ]
-    place = f"Debian package {part['package']}"
-    _run(place, ["apt-get", *options, "--error-on=any", "update"])
-    wanted = f"{part['package']}={part['version']}"
-    _run(place, ["apt-get", *options, "download", wanted], cwd=root / "debs")
-    (package,) = (root / "debs").glob("*.deb")
-    digest = _sha256(package)
-    if digest != part["sha256"]:
-        raise LabError(
-            f"{package.name}: sha256 differs from the one in {PARTS.name}; nothing was built",
-            f"expected {part['sha256']}",
-            f"got      {digest}",
-        )
-    tree = work / "debian"
-    _run(package.name, ["dpkg-deb", "--extract", str(package), str(tree)])
-    return tree
 
 
 def _lay_out(trees: dict[str, Path], parts: dict[str, Any], components: Path) -> dict[str, str]:
@@ -361,83 +273,12 @@ def _pack(tree: Path, name: str, version: str, staged: Path) -> tuple[str, dict[
         "version": version,
         PLATFORM: {
             "relative_path": relative,
-            "sha256": _sha256(archive),
+            "sha256": sha256_file(archive),
             "md5": hashlib.md5(content, usedforsecurity=False).hexdigest(),
             "size": str(len(content)),
         },
     }
 
 
-def _one_line(text: str) -> list[tuple[str, str, str]]:
-    """(type, address, suite) of each one-line entry, as in sources.list(5)."""
-    found = []
-    for line in text.splitlines():
-        words = line.partition("#")[0].split()
-        if len(words) > 2 and words[0] in ("deb", "deb-src"):
-            if words[1].startswith("["):
-                end = next((i for i, word in enumerate(words) if word.endswith("]")), len(words))
-                words[1 : end + 1] = []
-            if len(words) > 3:  # a component follows: else it is a flat repository
-                found.append((words[0], words[1], words[2]))
-    return found
-
-
-def _deb822(text: str) -> list[tuple[str, str, str]]:
-    """(type, address, suite) of each combination in each enabled stanza, as in sources.list(5)."""
-    found = []
-    stanza: dict[str, list[str]] = {}
-    field = ""
-    lines = [line for line in text.splitlines() if not line.startswith("#")]
-    for line in [*lines, ""]:
-        if not line.strip():
-            if stanza.get("enabled", ["yes"])[0].lower() not in ("no", "false", "0", "off"):
-                found += [
-                    (kind, address, suite)
-                    for kind in stanza.get("types", [])
-                    for address in stanza.get("uris", [])
-                    for suite in stanza.get("suites", [])
-                ]
-            stanza, field = {}, ""
-        elif line[0] in " \t":
-            stanza.setdefault(field, []).extend(line.split())
-        elif ":" in line:
-            name, _, value = line.partition(":")
-            field = name.strip().lower()
-            stanza[field] = value.split()
-    return found
-
-
-def _run(place: str, command: list[str], cwd: Path | None = None) -> None:
-    done = subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False
-    )
-    if done.returncode != 0:
-        raise LabError(
-            f"{place}: {command[0]} failed; check the network and the apt and pip settings, "
-            "then run again",
-            *(done.stderr or done.stdout).strip().splitlines()[-6:],
-            exit_code=EXIT_NO_NETWORK,
-        )
-
-
 def _say(text: str) -> None:
     print(f"mirror: {text}", file=sys.stderr, flush=True)
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Build the mirror and print its description as JSON."""
-    parser = argparse.ArgumentParser(prog="python -m lab.mirror", description=__doc__)
-    parser.add_argument("--cache", type=Path, required=True, help="folder of the lab's caches")
-    parser.add_argument("--apt-source", required=True, help="address of the Debian archive")
-    options = parser.parse_args(argv)
-    try:
-        info = build(options.cache, options.apt_source)
-    except LabError as error:
-        print(f"mirror: {error.message}", *error.details, sep="\n  ", file=sys.stderr)
-        return error.exit_code or EXIT_FAILED
-    print(json.dumps({"folder": str(info.folder), **info.lock(str(info.folder))}, indent=1))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

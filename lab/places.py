@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from lab.errors import EXIT_USAGE, LabError
+from lab.errors import EXIT_FAILED, EXIT_STALE_LAB, EXIT_USAGE, LabError
 
 RUN = Path("/run/fable-lab")
 CACHE = Path(os.environ.get("FABLE_LAB_CACHE") or "/var/cache/fable-lab")
@@ -138,13 +138,30 @@ def folder(name: str) -> Path:
 
 
 def load(name: str | None = None) -> Lab | None:
-    """The lab `name` if it is up, else None."""
+    """The lab `name` if it is up, else None.
+
+    Raises:
+        LabError: it is somebody else's.
+    """
+    lab_folder = folder(name or lab_name())
     try:
-        raw: dict[str, Any] = json.loads((folder(name or lab_name()) / "lab.json").read_text())
+        raw: dict[str, Any] = json.loads((lab_folder / "lab.json").read_text())
         found = Lab(**raw)
     except (OSError, ValueError, TypeError):  # none, cut off, or written by another version
         return None
-    return found if process_start(found.pid) == found.pid_start else None
+    if process_start(found.pid) != found.pid_start:
+        return None
+    if found.ready and not os.access(found.ssh_key, os.R_OK):
+        raise LabError(
+            f"lab {found.name}: belongs to {lab_folder.owner()}; use one of your own with "
+            "FABLE_LAB=another-name"
+        )
+    return found
+
+
+def prefix(name: str) -> str:
+    """What a command line must begin with to speak of lab `name`."""
+    return "" if name == DEFAULT_NAME else f"FABLE_LAB={name} "
 
 
 def load_ready(asker: str) -> Lab:
@@ -155,11 +172,30 @@ def load_ready(asker: str) -> Lab:
     """
     found = load()
     if found is None or not found.ready:
+        name = lab_name()
         raise LabError(
-            f"{asker}: lab {lab_name()} is not up; `script/lab up` starts it, `script/deploy` "
-            "fills it too"
+            f"{asker}: lab {name} is not up; `{prefix(name)}script/lab up` starts it, "
+            f"`{prefix(name)}script/deploy` fills it too",
+            exit_code=EXIT_STALE_LAB if folder(name).exists() else EXIT_FAILED,
         )
     return found
+
+
+def holders(name: str) -> list[int]:
+    """Processes that hold lab `name`, by their own command lines; also when lab.json is lost.
+
+    The one outside comes first: with it the lab's own first process ends.
+    """
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and entry.stat().st_uid == 0:
+                arguments = (entry / "cmdline").read_bytes().split(b"\0")
+                if b"lab.holder" in arguments and json.loads(arguments[-2])["name"] == name:
+                    found.append(int(entry.name))
+        except (OSError, ValueError, KeyError, TypeError, IndexError):
+            continue  # gone meanwhile, or no holder
+    return sorted(found)
 
 
 def process_start(pid: int) -> int | None:

@@ -9,21 +9,17 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
-from lab.errors import EXIT_NO_NETWORK, LabError
+from lab.downloads import download_wheels
 from lab.image import cache_lock
-from lab.mirror import WHEEL_PLATFORMS
 from lab.places import CACHE
 
 PARTS = Path(__file__).with_name("proof_parts.json")
-PLATFORMS = (*WHEEL_PLATFORMS, "manylinux_2_27_x86_64", "manylinux_2_28_x86_64")
-DOWNLOAD_TIMEOUT_S = 900
 # The 12.0 cccl lacks `nv/target`, so the history is made of these two.
 HISTORY = {
     "runtime-12.0": "nvidia/cuda_runtime/include",
@@ -57,24 +53,8 @@ def history_headers() -> list[Path]:
 
 
 def _fetch(name: str, entry: dict[str, Any], work: Path, staged: Path) -> None:
-    requirements = work / "requirements.txt"
-    requirements.write_text(
-        f"{entry['distribution']}=={entry['version']} --hash=sha256:{entry['sha256']}\n"
-    )
-    platforms = [item for platform in PLATFORMS for item in ("--platform", platform)]
     print(f"lab: fetching {name} for the toolkit's proof (once)", file=sys.stderr, flush=True)
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
-         "--no-deps", "--only-binary=:all:", *platforms, "--require-hashes",
-         "--dest", str(work), "--requirement", str(requirements)],
-        capture_output=True, text=True, timeout=DOWNLOAD_TIMEOUT_S, check=False,
-    )  # fmt: skip
-    if done.returncode != 0:
-        raise LabError(
-            f"{name}: pip cannot fetch it; check the network and pip's settings, then run again",
-            *done.stderr.strip().splitlines()[-4:],
-            exit_code=EXIT_NO_NETWORK,
-        )
+    download_wheels(name, {entry["distribution"]: entry}, work)
     (wheel,) = work.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         folders = tuple(entry["folders"])

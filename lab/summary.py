@@ -28,19 +28,19 @@ def text(lab: Lab, model: str) -> str:
     """The summary: addresses, key, a line to try, how to stop."""
     gateway = f"http://127.0.0.1:{lab.ports['gateway']}"
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
+    command = f"{places.prefix(lab.name)}script"
     return "\n".join(
         [
             "",
             f"engine   http://127.0.0.1:{lab.ports['engine']}  (a stand-in; the port has no keys)",
-            f"gateway  {gateway}  key in {lab.gateway_key}",
-            f"ssh      ssh -F {lab.ssh_config} v100    (or dgx; or script/lab ssh v100)",
+            f"gateway  {gateway}  (key in {lab.gateway_key})",
             "try      "
             f"curl {gateway}/v1/chat/completions "
             f'-H "Authorization: Bearer $(cat {lab.gateway_key})" '
             f"-H 'Content-Type: application/json' -d '{body}'",
-            "verify   script/verify",
-            f"stop     {'' if lab.name == places.DEFAULT_NAME else f'FABLE_LAB={lab.name} '}"
-            "script/lab down",
+            f"ssh      ssh -F {lab.ssh_config} v100  # or dgx",
+            f"verify   {command}/verify",
+            f"stop     {command}/lab down",
         ]
     )
 

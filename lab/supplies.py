@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from checkpoint import manifest
 
-from lab import checkpoint, image, mirror, wheel
+from lab import checkpoint, debian, image, mirror, wheel
 from lab.places import CACHE, SITE_URL
 
 ENGINE_REQUIREMENTS = Path(__file__).parent / "engine" / "requirements.lock"
@@ -30,16 +31,19 @@ class Supplies:
 
 def build_supplies(base: Path) -> Supplies:
     """Build (or take from the cache) everything that the lab's hosts fetch."""
-    apt_source = mirror.debian_mirror(image.apt_sources(base))
+    apt_source = debian.debian_mirror(image.apt_sources(base))
     toolkit = mirror.build(CACHE, apt_source)
-    model = checkpoint.build(CACHE)
     with image.cache_lock("supplies"):
+        family = checkpoint.build_family(CACHE)
         wheels, engine = _wheel()
         lock = {
             "toolkit": toolkit.lock(f"{SITE_URL}/toolkit"),
             "checkpoint": {
-                "source": f"{SITE_URL}/checkpoint",
-                "manifest_sha256": model.manifest_sha256,
+                name: {
+                    "source": f"{SITE_URL}/checkpoints/{name}",
+                    "manifest": str(folder / manifest.MANIFEST),
+                }
+                for name, folder in asdict(family).items()
             },
             "engine": {
                 "wheel": {
@@ -50,9 +54,15 @@ def build_supplies(base: Path) -> Supplies:
                 "requirements": str(wheels / ENGINE_REQUIREMENTS.name),
             },
         }
-        return _compose(lock, {
-            "toolkit": toolkit.folder, "checkpoint": model.folder, "wheels": wheels,
+        composed = _compose(lock, {
+            "toolkit": toolkit.folder, "checkpoints": family.whole.parent, "wheels": wheels,
         })  # fmt: skip
+        for kind, used in (
+            ("mirror", toolkit.folder), ("checkpoints", family.whole.parent), ("engine", wheels),
+            ("site", composed.lock.parent),
+        ):  # fmt: skip
+            image.prune(kind, used)
+        return composed
 
 
 def _wheel() -> tuple[Path, Path]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import errno
 import functools
 import hashlib
+import io
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,6 +25,7 @@ LOCKS = REPOSITORY / "requirements"
 OLDEST_PYTHON = (3, 11)
 
 EXIT_FAILED = 1
+EXIT_USAGE = 2
 EXIT_NO_ROOT = 3
 EXIT_NO_NETWORK = 4
 EXIT_NO_SPACE = 5
@@ -41,11 +44,19 @@ LAB_PROGRAMS = {
     "ps": "procps",
     "xz": "xz-utils",
     "ssh": "openssh-client",
+    "curl": "curl",  # the line to try that a deploy prints
 }
 # what the tests themselves call
 DEV_PROGRAMS = {"git": "git", "g++": "g++", "curl": "curl"}
+# what root must know of the caller's environment: sudo forgets it
+KEPT_VARIABLES = re.compile(
+    r"FABLE_LAB(_CACHE)?|SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|PIP_[A-Z_]+"
+    r"|(https?|no|all|ftp)_proxy",
+    re.IGNORECASE,
+)
 # Debian gives ordinary users a PATH without the system's own programs.
 SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+LAB_ROOT_VERBS = ("up", "down")
 DEBIAN_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
@@ -67,6 +78,13 @@ def prepare(*, lab: bool = False, dev: bool = False) -> None:
     Raises:
         ScriptError: with the exit code of its kind.
     """
+    owner = REPOSITORY.stat().st_uid
+    if os.geteuid() == 0 and owner != 0 and os.environ.get("SUDO_UID") == str(owner):
+        raise ScriptError(
+            "run this as yourself, without sudo: it calls sudo where it needs root, and leaves "
+            f"nothing of root's in {REPOSITORY}",
+            EXIT_USAGE,
+        )
     if sys.version_info < OLDEST_PYTHON:
         raise ScriptError(f"Python {sys.version.split()[0]} is too old: 3.11 or newer is needed")
     programs = {**(LAB_PROGRAMS if lab else CONTROL_PROGRAMS), **(DEV_PROGRAMS if dev else {})}
@@ -93,6 +111,8 @@ def enter(script: str, *, lab: bool = False, dev: bool = False) -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # in order with what children print
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `script/… | head` ends quietly
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
@@ -129,22 +149,63 @@ def _last_words(
     sys.__excepthook__(kind, error, trace)
 
 
+def inside(path: str) -> str:
+    """`path` of a file of the project as seen from its root, wherever the caller stands."""
+    absolute = REPOSITORY / path if (REPOSITORY / path).exists() else Path(path).resolve()
+    if absolute.is_relative_to(REPOSITORY):
+        return str(absolute.relative_to(REPOSITORY))
+    return str(absolute)
+
+
 def lab_command(*arguments: str) -> list[str]:
-    """`script/lab` with `arguments`, as root: its namespaces need that.
+    """`script/lab` with `arguments`; as root where its namespaces need that.
 
     Raises:
-        ScriptError: neither root nor sudo.
+        ScriptError: root is needed and cannot be had.
     """
+    verb = next((argument for argument in arguments if not argument.startswith("-")), "")
     command = [str(PYTHON), "-m", "lab", *arguments]
+    if verb not in LAB_ROOT_VERBS:
+        return command
+    # root's bytecode would be in the way of the clone's owner
+    return as_root(
+        ["env", "PYTHONDONTWRITEBYTECODE=1", *command], "the lab needs root for its namespaces"
+    )
+
+
+def as_root(command: list[str], purpose: str) -> list[str]:
+    """`command` as root, with the variables that it must know.
+
+    Args:
+        purpose: why; begins the error.
+
+    Raises:
+        ScriptError: neither root nor a sudo that lets this user in.
+    """
+    kept = {name: value for name, value in os.environ.items() if KEPT_VARIABLES.fullmatch(name)}
+    assignments = [f"{name}={value}" for name, value in sorted(kept.items())]
+    command = ["env", *assignments, *command]
     if os.geteuid() == 0:
         return command
     if shutil.which("sudo") is None:
-        raise ScriptError(
-            "the lab needs root for its namespaces: run this as root, or install sudo",
-            EXIT_NO_ROOT,
+        raise ScriptError(f"{purpose}: run this as root, or install sudo", EXIT_NO_ROOT)
+    # without a question first: `sudo -v` asks even those who need no password for commands
+    for probe in (["sudo", "-n", "true"], ["sudo", "-v"]):
+        asking = "-n" not in probe
+        if asking and not os.isatty(0):
+            break
+        done = subprocess.run(
+            probe, stderr=None if asking else subprocess.PIPE, text=True, check=False
         )
-    kept = ("FABLE_LAB", "FABLE_LAB_CACHE", "SSL_CERT_FILE", "PIP_CERT", "PIP_INDEX_URL")
-    return ["sudo", f"--preserve-env={','.join(kept)}", *command]
+        if done.returncode == 0:
+            return ["sudo", *command]
+        if not asking:
+            said = done.stderr.strip().removeprefix("sudo: ").splitlines() or ["no reason given"]
+    raise ScriptError(
+        f"{purpose}, and sudo refuses ({said[-1]}); run this as root, or as a user whom sudo "
+        "lets in",
+        EXIT_NO_ROOT,
+    )
 
 
 def install_packages(packages: list[str]) -> None:
@@ -157,23 +218,22 @@ def install_packages(packages: list[str]) -> None:
         return
     if shutil.which("apt-get") is None:
         raise ScriptError(f"missing: {', '.join(packages)}; install them with your package manager")
-    if os.geteuid() != 0 and shutil.which("sudo") is None:
-        raise ScriptError(
-            f"missing: {', '.join(packages)}; run as root, or install them yourself", EXIT_NO_ROOT
-        )
-    print(f"installing distribution packages: {', '.join(packages)}", flush=True)
-    sudo = [] if os.geteuid() == 0 else ["sudo"]
-    options = ["-qq", "-o", f"DPkg::Lock::Timeout={APT_LOCK_SECONDS}"]
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C"}
-    for command in (
-        ["apt-get", *options, "update"],
-        ["apt-get", *options, "install", "--yes", "--no-install-recommends", *packages],
+    apt = as_root(
+        [
+            "env", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C",
+            "apt-get", "-qq", "-o", f"DPkg::Lock::Timeout={APT_LOCK_SECONDS}",
+        ],
+        f"missing: {', '.join(packages)}",
+    )  # fmt: skip
+    print(f"installing distribution packages: {', '.join(packages)}")
+    for arguments in (
+        ["update"],
+        ["install", "--yes", "--no-install-recommends", *packages],
     ):
         done = subprocess.run(
-            [*sudo, *command],
+            [*apt, *arguments],
             capture_output=True,
             text=True,
-            env=environment,
             stdin=subprocess.DEVNULL,
             check=False,
         )
@@ -217,7 +277,7 @@ def _make_venv(dev: bool) -> None:
         return
     if not installed:
         shutil.rmtree(VENV, ignore_errors=True)
-    print(f"making .venv from {', '.join(missing)}", flush=True)
+    print(f"making .venv from {', '.join(missing)}")
     if not PYTHON.exists():
         made = subprocess.run(
             [sys.executable, "-m", "venv", str(VENV)], capture_output=True, text=True, check=False

@@ -9,6 +9,6 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 FILES = REPOSITORY / "files"
-for _package in ("hostlib", "toolkit", "checkpoint", "engine", "venv"):
+for _package in ("hostlib", "toolkit", "checkpoint", "engine", "gateway", "venv"):
     if str(FILES / _package) not in sys.path:
         sys.path.append(str(FILES / _package))

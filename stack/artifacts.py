@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from checkpoint.manifest import Manifest
+from checkpoint.manifest import parse as parse_manifest
+from checkpoint.source import as_source, revision
+from checkpoint.strict import read_small
+from hostlib.errors import HostError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from stack import REPOSITORY
 from stack.errors import StackError
@@ -55,11 +60,51 @@ class ToolkitArtifacts(Locked):
     runfiles: list[RunfileArtifact] = []
 
 
-class CheckpointArtifacts(Locked):
-    """Where the checkpoint comes from, and the digest of its manifest."""
+def _source(text: str) -> str:
+    try:
+        return as_source(text)
+    except HostError as error:
+        raise ValueError(error.message) from None
 
-    source: str | None
-    manifest_sha256: Sha256 | None
+
+class CheckpointTree(Locked):
+    """A checkpoint or a parent of one: every digest, in a committed manifest, and an address.
+
+    Attributes:
+        source: where it is fetched from; None: nowhere but on the host itself.
+        manifest: path of the manifest, in the project or absolute.
+    """
+
+    source: Annotated[str, AfterValidator(_source)] | None
+    manifest: str
+
+    @property
+    def path(self) -> Path:
+        """The manifest's file."""
+        return REPOSITORY / self.manifest
+
+    def listed(self) -> Manifest:
+        """The manifest; raises StackError if it is damaged or of another revision."""
+        try:
+            listed = parse_manifest(read_small(self.path), str(self.path))
+        except HostError as error:
+            raise StackError(error.message) from None
+        locked = self.source and revision(self.source)
+        found = listed.provenance.get("revision", locked)
+        if locked and found != locked:
+            raise StackError(
+                f"{self.path}: is of revision {found}, the lock's source of {locked}; run "
+                "script/lock"
+            )
+        return listed
+
+
+class CheckpointArtifacts(Locked):
+    """The whole checkpoint, and the two parents that it can be assembled from."""
+
+    whole: CheckpointTree
+    trunk: CheckpointTree
+    base: CheckpointTree
 
 
 class Wheel(Locked):
@@ -93,8 +138,12 @@ class Artifacts(Locked):
     engine: EngineArtifacts
 
 
-def load(path: Path) -> Artifacts:
+def load(path: Path, checkpoint: Literal["fetch", "assemble"] = "fetch") -> Artifacts:
     """The lock at `path`, complete: no entry without a digest.
+
+    Args:
+        path: the lock file.
+        checkpoint: how the checkpoint is made, which decides what of it must be known.
 
     Raises:
         StackError: names the file and the entry that is wrong or has no digest yet.
@@ -115,11 +164,10 @@ def load(path: Path) -> Artifacts:
         raise StackError(
             f"{path}: {where or 'the whole'}: {fault['msg']}; restore it or run script/lock"
         ) from None
-    missing = [
+    missing = _without_manifest(locked.checkpoint, checkpoint)
+    missing += [
         name
         for name, value in (
-            ("checkpoint.source", locked.checkpoint.source),
-            ("checkpoint.manifest_sha256", locked.checkpoint.manifest_sha256),
             ("engine.requirements", locked.engine.requirements),
             (
                 "engine.overlay.commit",
@@ -136,6 +184,18 @@ def load(path: Path) -> Artifacts:
             "engine is not whole without it; nothing changed"
         )
     return locked
+
+
+def _without_manifest(trees: CheckpointArtifacts, how: str) -> list[str]:
+    """The entries whose digests are not known, each with the command that fills it."""
+    needed = {"whole": f"ckpt {'adopt' if how == 'fetch' else 'assemble'} on v100"}
+    if how == "assemble":
+        needed |= {"trunk": "ckpt adopt on v100", "base": "script/lock"}
+    return [
+        f"checkpoint.{name}.manifest (by {command})"
+        for name, command in needed.items()
+        if not getattr(trees, name).path.exists()
+    ]
 
 
 def engine_requirements(engine: EngineArtifacts) -> str:

@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from checkpoint.manifest import parse
+from cuda_toolkit.archives import PLATFORM
 from hostlib.atomic import write_file
 from hostlib.download import join, read_bytes
 from hostlib.errors import EXIT_UNABLE, HostError
 
 from stack import FILES, REPOSITORY
 from stack.artifacts import LOCK
+from stack.hub import manifest_at
 
-PLATFORM = "linux-x86_64"
 EXIT_REFUSED = 1
 EXIT_NO_NETWORK = 4
 
@@ -45,6 +47,7 @@ def main(arguments: list[str]) -> int:
             return code
     try:
         refresh_toolkit(LOCK, wanted_components())
+        refresh_base(LOCK)
     except HostError as error:
         print(f"script/lock: {error.message}", file=sys.stderr)
         for line in error.details:
@@ -107,6 +110,30 @@ def refresh_toolkit(lock: Path, names: list[str]) -> None:
         raise HostError(f"{lock.name}: its toolkit.components is no plain list; restore the file")
     write_file(lock, written.encode())
     print(f"{lock.name}: {len(wanted)} toolkit components written from the pinned manifest")
+
+
+def refresh_base(lock: Path) -> None:
+    """Write the manifest of the checkpoint's published base, from the commit that the lock pins.
+
+    Raises:
+        HostError: the hub cannot be asked, or lists other files of this commit than are committed;
+            nothing was written then.
+    """
+    base = yaml.safe_load(lock.read_text())["checkpoint"]["base"]
+    path = REPOSITORY / base["manifest"]
+    raw = manifest_at(base["source"])
+    if path.exists():
+        if path.read_bytes() == raw:
+            print(f"{path.name}: agrees with {base['source']}")
+            return
+        if parse(path.read_bytes(), str(path)).provenance == parse(raw, base["source"]).provenance:
+            raise HostError(
+                f"{path}: not as {base['source']} lists the same commit now; nothing was written. "
+                "Find out why, then remove the file and run again"
+            )
+    path.parent.mkdir(exist_ok=True)
+    write_file(path, raw)
+    print(f"{path.name}: written from {base['source']}")
 
 
 def with_components(text: str, wanted: list[dict[str, Any]]) -> str:

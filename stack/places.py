@@ -13,6 +13,7 @@ RELEASES = ENGINE_STATE / "releases"
 ENGINE_CONFIG = PurePosixPath("/etc/fable-engine")
 FIREWALL = ENGINE_CONFIG / "firewall.nft"
 FIREWALL_TABLE = "inet fable_engine"
+GATEWAY_HANDOVER = ROOT_PROGRAMS / "gateway_handover.py"
 GATEWAY_CONFIG = PurePosixPath("/etc/fable-gateway")
 UNITS = PurePosixPath("/etc/systemd/system")
 NFTABLES_DROP_IN = UNITS / "nftables.service.d" / "fable-engine.conf"
@@ -47,3 +48,4 @@ class GatewayPlaces:
         self.venv = self.root / "venv"
         self.launcher = self.bin / "fable_gateway.py"
         self.config = GATEWAY_CONFIG / "config.json"
+        self.keys = GATEWAY_CONFIG / "keys.json"

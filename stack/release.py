@@ -7,6 +7,7 @@ from typing import Any
 
 from enginectl.release import FORMAT, release_name
 
+from stack import memory
 from stack.places import EnginePlaces
 from stack.settings import Engine, EngineHost
 
@@ -98,7 +99,10 @@ def render_release(
         "required_paths": [python, f"{toolkit}/bin/nvcc", f"{checkpoint}/config.json"],
         "address_wait_seconds": engine.address_wait_seconds,
         "boot_deadline_seconds": engine.boot_deadline_seconds,
+        "cold_boot_deadline_seconds": engine.cold_boot_deadline_seconds,
+        "failed_boots": engine.failed_boots,
         "drain_seconds": engine.drain_seconds,
+        "memory": memory.verdict(engine),
         "gates": {
             "mtp_depth": engine.num_speculative_tokens,
             "tensor_parallel": engine.tensor_parallel_size,

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Any
 
-from stack.errors import StackError
+from stack.errors import StackError, UsageError
 from stack.inventory import read
 
 PYINFRA = [sys.executable, "-m", "pyinfra"]
@@ -26,22 +26,18 @@ def deploy(inventory: str, *, limit: str | None, ask: bool) -> int:
     """
     target = [inventory, "deploy.py", *(["--limit", limit] if limit else [])]
     try:
-        groups = read(inventory)
+        groups = read(inventory, limit)
     except StackError as error:
         print(f"script/deploy: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        return EXIT_NOT_CONFIRMED if isinstance(error, UsageError) else EXIT_FAILED
     hosts = [member.name for members in groups.values() for member in members]
-    if limit is not None and limit not in (*groups, *hosts):
-        known = ", ".join(sorted({*groups, *hosts}))
-        print(f"script/deploy: --limit {limit}: {inventory} knows {known}", file=sys.stderr)
-        return EXIT_NOT_CONFIRMED
-    print(f"looking at what {inventory} needs", flush=True)
+    print(f"looking at what {inventory} needs")
     plan = look(target)
     if plan is None:
         return EXIT_FAILED
     changes = planned_changes(plan)
     if not changes:
-        print(f"no changes: {limit or ' and '.join(hosts)} as the settings want it")
+        print(f"no changes: {_named(limit, hosts)} as the settings want it")
         return 0
     print(f"{len(changes)} changes:")
     for line in changes:
@@ -51,6 +47,10 @@ def deploy(inventory: str, *, limit: str | None, ask: bool) -> int:
         return EXIT_NOT_CONFIRMED
     done = subprocess.run([*PYINFRA, "-y", *target], env=_environment(), check=False)
     return EXIT_FAILED if done.returncode else 0
+
+
+def _named(limit: str | None, hosts: list[str]) -> str:
+    return f"{limit} is" if limit else f"{' and '.join(hosts)} are each"
 
 
 def look(target: list[str]) -> dict[str, Any] | None:
@@ -64,7 +64,9 @@ def look(target: list[str]) -> dict[str, Any] | None:
     )
     start = done.stdout.find("{")
     if done.returncode != 0 or start < 0:
-        print(done.stderr.strip() or done.stdout.strip(), file=sys.stderr)
+        print("script/deploy: looking failed, nothing changed; pyinfra says:", file=sys.stderr)
+        for line in (done.stderr.strip() or done.stdout.strip()).splitlines():
+            print(f"  {line}", file=sys.stderr)
         return None
     plan: dict[str, Any] = json.loads(done.stdout[start:])
     return plan

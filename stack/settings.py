@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import copy
+import datetime
 import ipaddress
 import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
+from enginectl.timing import (
+    LONGEST_ADDRESS_WAIT_SECONDS,
+    LONGEST_BOOT_SECONDS,
+    LONGEST_DRAIN_SECONDS,
+)
+from fable_gateway import keys as gateway_keys
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from stack.errors import StackError
 
-LONGEST_DRAIN_SECONDS = 150  # below the unit's TimeoutStopSec of 180
 OWN_FOLDERS = ("tools", "toolkits", "checkpoints", "venvs", "caches")
 HIGHEST_DRAFT_TOKENS = 15  # 16 and more has produced corrupt output on this engine
 
@@ -32,12 +38,26 @@ def _address(value: str) -> str:
     return str(ipaddress.ip_address(value))
 
 
+def _somebody(keys: dict[str, str]) -> dict[str, str]:
+    if not keys:
+        raise ValueError(
+            "nobody could use the gateway; `script/key NAME` makes a key and the line to write here"
+        )
+    return keys
+
+
+def _date(value: str) -> str:
+    return datetime.date.fromisoformat(value).isoformat()
+
+
 AbsolutePath = Annotated[str, AfterValidator(_absolute)]
 Network = Annotated[str, AfterValidator(_network)]
 Address = Annotated[str, AfterValidator(_address)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Day = Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$"), AfterValidator(_date)]
+KeyName = Annotated[str, Field(pattern=f"^{gateway_keys.NAME.pattern}$")]
 Seconds = Annotated[int, Field(gt=0, le=86400)]
 
 
@@ -89,20 +109,29 @@ class Linked(Model):
 class Toolkit(Linked):
     """Which CUDA toolkit, and where its files come from."""
 
-    source: Literal["redist", "mirror", "runfile"]
+    source: Literal["redist", "mirror", "runfile", "adopted"]
     location: Annotated[str, Field(pattern=r"^(/|https?://)\S*$")] | None
     runfile: Name
+    adopted: Annotated[str, Field(pattern=r"^cuda-[0-9a-f]{16}$")] | None
     components: Annotated[list[Name], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _whole(self) -> Toolkit:
         if self.source == "mirror" and self.location is None:
             raise ValueError("location: a mirror needs one: a URL, or a folder on the host")
-        if self.source == "redist" and self.location is not None:
+        if self.source in ("redist", "adopted") and self.location is not None:
             raise ValueError("location: only for source mirror or runfile")
+        if (self.source == "adopted") != (self.adopted is not None):
+            raise ValueError("adopted: the tree's name with source adopted, None with any other")
         if len(set(self.components)) != len(self.components):
             raise ValueError("components: one stands there twice")
         return self
+
+
+class Checkpoint(Linked):
+    """How the checkpoint comes to the host: fetched whole, or assembled there from its parents."""
+
+    source: Literal["fetch", "assemble"]
 
 
 class Engine(Model):
@@ -123,9 +152,11 @@ class Engine(Model):
     tool_call_parser: Name
     enable_thinking: bool
     numa_node: Annotated[int, Field(ge=0)] | None
-    boot_deadline_seconds: Seconds
+    boot_deadline_seconds: Annotated[int, Field(gt=0, le=LONGEST_BOOT_SECONDS)]
+    cold_boot_deadline_seconds: Annotated[int, Field(gt=0, le=LONGEST_BOOT_SECONDS)]
+    failed_boots: Annotated[int, Field(gt=0, le=100)]
     drain_seconds: Annotated[int, Field(ge=0, le=LONGEST_DRAIN_SECONDS)]
-    address_wait_seconds: Seconds
+    address_wait_seconds: Annotated[int, Field(gt=0, le=LONGEST_ADDRESS_WAIT_SECONDS)]
     environment: dict[Annotated[str, Field(pattern=r"^[A-Z_][A-Z0-9_]*$")], str]
     census_modules_per_rank: Annotated[int, Field(ge=0)]
     vocabulary_rows: Annotated[int, Field(gt=0)]
@@ -146,17 +177,37 @@ class Access(Model):
         return self
 
 
+class KeyLimits(Model):
+    """A gateway key with limits of its own; `fable_gateway.keys.Key` says what each means."""
+
+    sha256: Sha256
+    expires: Annotated[str, Field(pattern=r"^\d{4}-\d\d-\d\d$"), AfterValidator(_date)] | None = (
+        None
+    )
+    models: Annotated[list[Name], Field(min_length=1)] | None = None
+    max_in_flight: Annotated[int, Field(gt=0, le=gateway_keys.MOST_IN_FLIGHT)] | None = None
+    requests_per_minute: Annotated[int, Field(gt=0, le=gateway_keys.MOST_PER_MINUTE)] | None = None
+
+
 class Gateway(Model):
     """The gateway's own settings."""
 
     port: Port
     python: Annotated[str, Field(pattern=r"^python3(\.\d+)?$")]
     max_in_flight: Annotated[int, Field(gt=0, le=4096)]
+    max_queued: Annotated[int, Field(ge=0, le=65536)]
     hold_seconds: Seconds
     connect_timeout_seconds: Seconds
     max_body_bytes: Annotated[int, Field(gt=0)]
-    keys: Annotated[dict[Name, Sha256], Field(min_length=1)]
+    max_buffered_bytes: Annotated[int, Field(gt=0)]
+    keys: Annotated[dict[KeyName, Sha256 | KeyLimits], AfterValidator(_somebody)]
     take_over: bool
+
+    @model_validator(mode="after")
+    def _bodies_fit(self) -> Gateway:
+        if self.max_buffered_bytes < self.max_body_bytes:
+            raise ValueError("max_buffered_bytes: is less than max_body_bytes")
+        return self
 
 
 class EngineHost(Model):
@@ -167,7 +218,7 @@ class EngineHost(Model):
     serving: Serving
     storage: Storage
     toolkit: Toolkit
-    checkpoint: Linked
+    checkpoint: Checkpoint
     engine: Engine
     access: Access
 
@@ -225,6 +276,21 @@ def gateway_host(data: Mapping[str, Any], inventory: str) -> GatewayHost:
     return loaded
 
 
+def host_address(data: Mapping[str, Any], group: str, inventory: str) -> str:
+    """Where the other host reaches this one.
+
+    Raises:
+        StackError: it is not set, or is no IP address.
+    """
+    address = data.get("address")
+    if address is None:
+        raise StackError(f"{inventory}: {group}.address is not set; write the host's address there")
+    try:
+        return _address(address)
+    except ValueError:
+        raise StackError(f"{inventory}: {group}.address: {address!r} is no IP address") from None
+
+
 def _load(group: str, data: Mapping[str, Any], inventory: str) -> EngineHost | GatewayHost:
     """Settings of one host: group data, then the inventory's overrides, then the checks.
 
@@ -236,9 +302,7 @@ def _load(group: str, data: Mapping[str, Any], inventory: str) -> EngineHost | G
     Raises:
         StackError: names file and key of the first wrong setting.
     """
-    merged: dict[str, Any] = {"address": data.get("address")}
-    if merged["address"] is None:
-        raise StackError(f"{inventory}: {group}.address is not set; write the host's address there")
+    merged: dict[str, Any] = {"address": host_address(data, group, inventory)}
     for section in SECTIONS[group]:
         if data.get(section) is None:
             raise StackError(f"{_home(section, group)}: {section} is missing; restore it")
@@ -263,7 +327,7 @@ def _first_fault(
     fault = error.errors(include_url=False)[0]
     location = [str(part) for part in fault["loc"]]
     dotted = ".".join(location[:2])
-    if dotted in overrides or location[:1] == ["address"]:
+    if dotted in overrides:
         home = inventory
     else:
         home = _home(location[0], group) if location else f"group_data/{group}.py"
@@ -278,7 +342,8 @@ def _first_fault(
 
 
 def _shown(value: Any, key: str) -> str:
-    return f" (it is {value!r})" if key and len(repr(value)) <= 80 else ""
+    plain = isinstance(value, str | int | float) or value is None
+    return f" (it is {value!r})" if key and plain and len(repr(value)) <= 80 else ""
 
 
 def _home(section: str, group: str) -> str:

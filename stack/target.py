@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,10 @@ def gateway_settings() -> settings.GatewayHost:
     return settings.gateway_host(_data(host), inventory_file(host.groups))
 
 
-def locked_artifacts() -> artifacts.Artifacts:
-    """The lock of the present host: the inventory's own, or the project's."""
-    return artifacts.load(Path(host.data.get("artifacts") or artifacts.LOCK))
+def locked_artifacts(of: settings.EngineHost) -> artifacts.Artifacts:
+    """The lock of the present host, with these settings: the inventory's own, or the project's."""
+    lock = Path(host.data.get("artifacts") or artifacts.LOCK)
+    return artifacts.load(lock, of.checkpoint.source)
 
 
 def peer_address(group: str) -> str:
@@ -45,18 +45,9 @@ def peer_address(group: str) -> str:
             f"{inventory_file(host.groups)}: group {group} has {len(peers)} hosts; exactly one is "
             "supported"
         )
-    address = peers[0].data.get("address")
-    if not address:
-        raise StackError(
-            f"{inventory_file(host.groups)}: {group}.address is not set; write the host's address "
-            "there"
-        )
-    try:
-        return str(ipaddress.ip_address(address))
-    except ValueError:
-        raise StackError(
-            f"{inventory_file(host.groups)}: {group}.address {address!r} is no IP address"
-        ) from None
+    return settings.host_address(
+        {"address": peers[0].data.get("address")}, group, inventory_file(host.groups)
+    )
 
 
 def _data(of: Any) -> dict[str, Any]:

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import pytest
 
+CUTS, LONG_CUTS = 6, 200
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--long", action="store_true", help="fuzz in full: hundreds of thousands of inputs"
+        "--long",
+        action="store_true",
+        help=f"in full: hundreds of thousands of fuzzed inputs, {LONG_CUTS} power cuts",
     )
+    parser.addoption("--cuts", type=int, default=CUTS, help=f"power cuts at random ({CUTS})")
+
+
+@pytest.fixture(scope="session")
+def cuts(pytestconfig: pytest.Config) -> int:
+    """How many power cuts at random moments."""
+    return LONG_CUTS if pytestconfig.getoption("--long") else pytestconfig.getoption("--cuts")
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from pyinfra.api import FactBase
 from stack import FILES
 
 MANAGED_FILES = (FILES / "managed" / "managed_files.py").read_text()
+PORT_OWNER = (FILES / "handover" / "port_owner.py").read_text()
 
 
 class ProgramStatus(FactBase[dict[str, Any]]):
@@ -56,6 +57,20 @@ class UnitProperties(FactBase[dict[str, str]]):
 
     def process(self, output: Iterable[str]) -> dict[str, str]:
         return dict(line.split("=", 1) for line in output if "=" in line)
+
+
+class PortOwner(FactBase[dict[str, Any]]):
+    """Who listens on a TCP port, as `files/handover/port_owner.py` says; needs root."""
+
+    @staticmethod
+    def default() -> dict[str, Any]:
+        return {}
+
+    def command(self, port: int) -> str:
+        return shlex.join(["python3", "-I", "-c", PORT_OWNER, "find", str(port)])
+
+    def process(self, output: Iterable[str]) -> dict[str, Any]:
+        return _last_object(output)
 
 
 class MountPoint(FactBase[bool]):

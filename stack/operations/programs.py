@@ -63,21 +63,26 @@ def managed_files(entries: list[Entry], user: str) -> Generator[StringCommand, N
 
 @operation()
 def installed(
-    status: Sequence[str], install: Sequence[str], user: str
+    status: Sequence[str],
+    install: Sequence[str],
+    user: str,
+    before: Sequence[Sequence[str]] = (),
 ) -> Generator[StringCommand, None, None]:
-    """Run `install` unless `status` says that all of it stands; both as `user`.
+    """Run `install` unless `status` says that all of it stands; all as `user`.
 
     Args:
         status: argv of a program that prints a JSON object of flags, among them "installed".
         install: argv that makes it so; safe to run again.
-        user: the user that runs both.
+        user: the user that runs all.
+        before: argvs that `install` needs done first; safe to run again, too.
     """
     found = host.get_fact(ProgramStatus, argv=list(status), user=user)
     flags = {key: value for key, value in found.items() if isinstance(value, bool)}
     if flags.get("installed") and all(flags.values()):
         host.noop(f"{status[0]}: stands")
         return
-    yield LiveCommand(install, user)
+    for argv in (*before, install):
+        yield LiveCommand(argv, user)
 
 
 @operation()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 
+from enginectl.timing import START_SECONDS, STOP_SECONDS
 from pyinfra.api.deploy import deploy
 from venv_build.build import venv_name
 
@@ -13,7 +14,12 @@ from stack.artifacts import Artifacts
 from stack.managed import ROOT, Entry, Owner, directory, file, link, program, render
 from stack.operations.programs import committed_release, installed, managed_files
 from stack.operations.storage import mounted
-from stack.operations.units import packet_filter_loaded, unit_enabled, units_read
+from stack.operations.units import (
+    packet_filter_loaded,
+    timer_running,
+    unit_enabled,
+    units_read,
+)
 from stack.places import (
     ENGINE_CONFIG,
     ENGINE_STATE,
@@ -34,6 +40,7 @@ from stack.settings import EngineHost
 ENGINE_MODULES = ("vllm.entrypoints.openai.api_server",)
 FIREWALL_UNIT = "fable-firewall.service"
 ENGINE_UNIT = "fable-engine.service"
+SETTLE_UNITS = ("fable-settle.service", "fable-settle.timer")
 
 
 def user_files(settings: EngineHost, locked: Artifacts) -> list[Entry]:
@@ -51,6 +58,7 @@ def user_files(settings: EngineHost, locked: Artifacts) -> list[Entry]:
         *program(FILES / "checkpoint", places.tools, owner, ("checkpoint",)),
         *program(FILES / "venv", places.tools, owner, ("venv_build",)),
         toolkit.specification_file(settings, locked.toolkit, owner),
+        *checkpoint.manifest_files(settings, locked.checkpoint, owner),
         requirements_file(settings, locked, owner),
     ]
 
@@ -70,7 +78,7 @@ def release_of(settings: EngineHost, locked: Artifacts) -> dict[str, object]:
         settings,
         venv=str(places.venvs / venv_name(requirements, settings.engine.python)),
         toolkit=toolkit.resolved_path(settings, locked.toolkit),
-        checkpoint=checkpoint.resolved_path(places, locked.checkpoint),
+        checkpoint=checkpoint.resolved_path(places, locked.checkpoint.whole),
     )
 
 
@@ -97,6 +105,8 @@ def root_files(
         "enginectl": ENGINECTL,
         "firewall": FIREWALL,
         "table": FIREWALL_TABLE,
+        "start_seconds": START_SECONDS,
+        "stop_seconds": STOP_SECONDS,
     }
     rules, _ = packet_filter(settings, gateway_address)
     release_folder = RELEASES / str(release["name"])
@@ -111,7 +121,7 @@ def root_files(
         file(FIREWALL, rules, validate=("nft", "--check", "--file", "{}")),
         *(
             file(UNITS / unit, render(f"engine/{unit}.j2", **variables), validate=UNIT_VALIDATOR)
-            for unit in (FIREWALL_UNIT, ENGINE_UNIT)
+            for unit in (FIREWALL_UNIT, ENGINE_UNIT, *SETTLE_UNITS)
         ),
     ]
 
@@ -175,7 +185,7 @@ def engine(settings: EngineHost, locked: Artifacts, gateway_address: str) -> Non
     )
     units_read(
         name="systemd knows the engine's units",
-        units=[FIREWALL_UNIT, ENGINE_UNIT, "nftables.service"],
+        units=[FIREWALL_UNIT, ENGINE_UNIT, *SETTLE_UNITS, "nftables.service"],
         _sudo=True,
     )
     unit_enabled(name="Packet filter: enabled at boot", unit=FIREWALL_UNIT, _sudo=True)
@@ -188,6 +198,7 @@ def engine(settings: EngineHost, locked: Artifacts, gateway_address: str) -> Non
         _sudo=True,
     )
     unit_enabled(name="Engine: enabled at boot", unit=ENGINE_UNIT, _sudo=True)
+    timer_running(name="Settle: every half minute", unit=SETTLE_UNITS[1], _sudo=True)
     committed_release(
         name=f"Engine: release {release['name']} committed and healthy",
         release=str(release["name"]),

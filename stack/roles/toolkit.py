@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
+from cuda_toolkit.environment import CHOSEN_COMPILER
 from cuda_toolkit.spec import parse_spec, tree_name
 from pyinfra.api.deploy import deploy
 
@@ -21,21 +22,23 @@ _Entry = TypeVar("_Entry")
 
 
 def specification(settings: Toolkit, locked: ToolkitArtifacts) -> dict[str, Any]:
-    """The installer's input: the locked bytes of the source that the settings choose.
+    """The installer's input: the locked bytes that the settings choose, or the adopted tree's name.
 
     Raises:
         StackError: the lock lacks a component or the runfile.
     """
-    expected = {
+    expected: dict[str, Any] = {
         "cuda_version": locked.cuda_version,
         "compiler_version": locked.compiler_version,
         "required_headers": locked.required_headers,
     }
-    if settings.source == "runfile":
+    if settings.source in ("runfile", "adopted"):
         runfile = _locked(settings.runfile, {item.release: item for item in locked.runfiles})
+        expected["compiler_version"] = runfile.compiler_version
+        if settings.source == "adopted":
+            return {**expected, "adopted": settings.adopted}
         return {
             **expected,
-            "compiler_version": runfile.compiler_version,
             "runfile": {
                 "location": settings.location or runfile.url,
                 "size": runfile.size,
@@ -74,9 +77,15 @@ def specification_file(settings: EngineHost, locked: ToolkitArtifacts, owner: Ow
     return file(EnginePlaces(settings.storage).specs / f"{name}.json", content, owner)
 
 
+def chosen_compiler(settings: EngineHost) -> list[str]:
+    """Words before the installer's command: its proof compiles with the engine's host compiler."""
+    chosen = settings.engine.environment.get(CHOSEN_COMPILER)
+    return ["env", f"{CHOSEN_COMPILER}={chosen}"] if chosen else []
+
+
 @deploy("Toolkit")
 def toolkit(settings: EngineHost, locked: ToolkitArtifacts) -> None:
-    """Fetch, verify, unpack, prove and link the toolkit, unless it stands."""
+    """Fetch, verify, unpack, prove and link the toolkit (or link the adopted), unless it stands."""
     places = EnginePlaces(settings.storage)
     user = settings.service.user
     owner = Owner(user, user)
@@ -89,6 +98,6 @@ def toolkit(settings: EngineHost, locked: ToolkitArtifacts) -> None:
     installed(
         name=f"CUDA toolkit at {settings.toolkit.link}: fetched, proved, linked",
         status=[program, "status", *arguments],
-        install=[program, "install", *arguments],
+        install=[*chosen_compiler(settings), program, "install", *arguments],
         user=user,
     )

@@ -11,10 +11,11 @@ from subprocess import CompletedProcess
 import pytest
 
 from lab import mirror
+from lab.debian import debian_mirror
 from lab.places import CACHE
 from tests.lab.lab_support import LAB_NAME, REPOSITORY, DeployedLab, environment
-from tests.lab.toolkit_lab import apt_sources, new_site, served
-from tests.unit.toolkit_support import Site, lay_out_programs
+from tests.lab.toolkit_lab import apt_sources, new_site
+from tests.unit.toolkit_support import Site, lay_out_programs, served
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +51,7 @@ def deploy_with(
 
 @pytest.fixture(scope="session")
 def info() -> mirror.MirrorInfo:
-    return mirror.build(CACHE, mirror.debian_mirror(apt_sources()))
+    return mirror.build(CACHE, debian_mirror(apt_sources()))
 
 
 @pytest.fixture(scope="session")

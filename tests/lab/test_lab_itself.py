@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -63,6 +66,75 @@ def test_up_after_a_crash_starts_afresh_and_down_leaves_nothing() -> None:
     os.kill(pid, signal.SIGKILL)
     assert script_lab("up").returncode == 0
     assert script_lab("down").returncode == 0
+    assert traces() == []
+
+
+@pytest.mark.parametrize("damage", ["cut off", "of another version", "lost"])
+def test_a_lab_whose_description_is_damaged_can_be_brought_down(damage: str) -> None:
+    assert script_lab("up").returncode == 0
+    description = FOLDER / "lab.json"
+    text = description.read_text()
+    if damage == "cut off":
+        description.write_text(text[: len(text) // 2])
+    elif damage == "of another version":
+        description.write_text(text.replace('"recipe"', '"revision"'))
+    else:
+        description.unlink()
+    if damage != "lost":
+        refused = script_lab("up")
+        assert refused.returncode == 8, refused.stderr
+        assert f"FABLE_LAB={CRASH_LAB} script/lab down" in refused.stderr
+    done = script_lab("down")
+    assert done.returncode == 0, done.stderr
+    assert "gone" in done.stdout
+    assert traces() == []
+
+
+@pytest.fixture
+def readable_clone() -> Iterator[Path]:
+    """A copy of the project, `.venv` included, that every user of this machine may read."""
+    leave_out = shutil.ignore_patterns(".git", "__pycache__", ".*_cache", ".hypothesis")
+    with tempfile.TemporaryDirectory(prefix="fable-clone-") as folder:
+        clone = Path(folder) / "clone"
+        shutil.copytree(REPOSITORY, clone, symlinks=True, ignore=leave_out)
+        subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
+        yield clone
+
+
+def test_the_person_behind_sudo_uses_the_lab_without_it(readable_clone: Path) -> None:
+    """Root brings the lab up as sudo does; an ordinary user then looks, logs in and plans."""
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--"]
+    python = str(readable_clone / ".venv/bin/python")
+
+    def as_person(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*nobody, python, "-B", "-m", *arguments],
+            cwd=readable_clone,
+            env={**environment(CRASH_LAB), "HOME": "/nonexistent"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    invoker = {**environment(CRASH_LAB), "SUDO_UID": "65534", "SUDO_GID": "65534"}
+    try:
+        subprocess.run(["script/lab", "up"], cwd=REPOSITORY, env=invoker, check=True)
+        shown = as_person("lab", "status")
+        assert shown.returncode == 0, shown.stderr
+        assert shown.stdout.count(" up ") == 2
+        assert as_person("lab", "ssh", "v100", "hostname").stdout.strip() == "v100"
+        assert as_person("lab", "reboot", "dgx").returncode == 0
+        plan = as_person("pyinfra", "--dry", "inventory/lab.py", "deploy.py")
+        assert plan.returncode == 0, plan.stderr
+        assert "Engine: enabled at boot" in plan.stdout + plan.stderr
+        os.chown(FOLDER / "id", 0, 0)
+        refused = as_person("lab", "status")
+        assert refused.returncode == 1
+        assert "belongs to" in refused.stderr
+    finally:
+        assert script_lab("down").returncode == 0
     assert traces() == []
 
 

@@ -109,13 +109,15 @@ def test_a_release_is_proved_in_its_own_environment(
     arguments = (f"--venv={venv}", "--engine=skinny", "--environment=-", str(tree))
     code, report = prove(*arguments, text=json.dumps(variables))
     assert (code, report["from_stamp"]) == (0, True)
-    release["env"] = {**variables, "CPLUS_INCLUDE_PATH": str(tmp_path)}
+    release["env"] = {
+        **variables,
+        "CUDA_HOME": "/usr/local/cuda",
+        "PATH": "/usr/bin:/bin",
+        "CPLUS_INCLUDE_PATH": str(tmp_path),
+    }
     code, report = prove("--release", str(written(file, release)))
     assert (code, failed(report)) == (1, ["environment"])
     assert f"CPLUS_INCLUDE_PATH={tmp_path}" in report["failures"][0]
-    release["env"] = {**variables, "CUDA_HOME": "/usr/local/cuda", "PATH": "/usr/bin:/bin"}
-    code, report = prove("--release", str(written(file, release)))
-    assert (code, failed(report)) == (1, ["environment"])
     assert f"CUDA_HOME=/usr/local/cuda is not {tree}" in report["failures"][0]
     assert f"put {tree}/bin first" in report["failures"][0]
 

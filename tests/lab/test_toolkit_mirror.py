@@ -5,20 +5,18 @@ Needs gcc, and the mirror in the lab's cache or the packages to build it from.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
 from lab import mirror
 from tests.lab.toolkit_lab import CHECKS, new_site, proof
-from tests.unit.toolkit_support import Site, flip_byte
-
-KILL_MOMENTS_S = (0.3, 0.8, 1.4, 2.0, 2.6, 3.4)
+from tests.unit.toolkit_support import PATIENCE_S, Site, flip_byte, whole_tree
 
 
 @pytest.fixture
@@ -26,30 +24,24 @@ def site(tmp_path: Path, programs: Path, info: mirror.MirrorInfo) -> Site:
     return new_site(tmp_path, programs, info)
 
 
-def good_tree(site: Site) -> None:
-    """Assert that exactly one tree stands, complete by its own census, and the link leads to it."""
-    found = site.status()
-    assert found == {
-        "path": str(site.link.readlink()), "installed": True, "proved": True, "link_ok": True,
-        "changed_reason": None,
-    }  # fmt: skip
-    assert sorted(path.name for path in site.root.iterdir()) == [
-        ".lock", Path(found["path"]).name,
-    ]  # fmt: skip
-    tree = Path(found["path"])
-    census = json.loads((tree / "census.json").read_text())
-    sums = "".join(f"{entry['sha256']}  {name}\n" for name, entry in census["files"].items())
-    subprocess.run(["sha256sum", "--check", "--quiet"], cwd=tree, input=sums, text=True, check=True)
-    listed = subprocess.run(
-        ["find", ".", "(", "-type", "f", "-o", "-type", "l", ")", "-printf", "%P\n"],
-        cwd=tree, capture_output=True, text=True, check=True,
-    ).stdout.splitlines()  # fmt: skip
-    own = {"census.json", "version.json", ".toolkit.json", ".proof.json"}
-    assert set(listed) == {*census["files"], *census["links"]} | own
+@pytest.fixture
+def standing(installed: Site, copied: Path, tmp_path: Path) -> Site:
+    """A site of its own whose installed tree is a copy."""
+    site = Site(installed.base, installed.programs, tmp_path, {**installed.spec})
+    site.root.mkdir()
+    copied.rename(site.root / installed.link.readlink().name)
+    site.link.symlink_to(site.root / installed.link.readlink().name)
+    return site
+
+
+def the_only_tree(site: Site) -> None:
+    """Assert that the whole tree of the specification stands, and nothing besides."""
+    tree = whole_tree(site)
+    assert sorted(path.name for path in site.root.iterdir()) == [".lock", tree.name]
 
 
 def test_the_whole_toolkit_over_http(installed: Site) -> None:
-    good_tree(installed)
+    the_only_tree(installed)
     tree = installed.link.resolve()
     assert (tree / "lib64").readlink() == Path("lib")
     assert json.loads((tree / "version.json").read_text())["cuda"]["version"] == "12.8.1"
@@ -102,32 +94,24 @@ def test_one_flipped_byte_in_the_mirror_leaves_no_prefix(
     assert not site.link.exists()
 
 
-def test_a_compiler_of_another_version_than_expected_is_not_installed(site: Site) -> None:
-    site.spec["compiler_version"] = "12.8.93"
-    done = site.run("install")
-    assert done.returncode == 1
-    assert "nvcc is 12.4.131, expected 12.8.93" in done.stderr
-    assert site.trees() == []
-    assert not site.link.exists()
-
-
-def test_a_changed_expectation_proves_the_standing_tree_anew(site: Site) -> None:
-    assert site.run("install").returncode == 0
+def test_a_changed_expectation_proves_the_standing_tree_anew(standing: Site) -> None:
+    site = standing
     site.spec["required_headers"] = ["cuda_fp16.h", "vector_types.h"]
     assert site.status()["proved"] is False
     site.spec["base_url"] = "/nonexistent"
     assert site.run("install").returncode == 0
-    good_tree(site)
+    the_only_tree(site)
     kept = (site.link / ".toolkit.json").read_bytes()
-    site.spec["required_headers"] = ["cublas_v2.h"]
+    site.spec.update(required_headers=["cublas_v2.h"], compiler_version="12.8.93")
     done = site.run("install")
     assert done.returncode == 1
     assert "lacks cublas_v2.h" in done.stderr
+    assert "nvcc is 12.4.131, expected 12.8.93" in done.stderr
     assert (site.link / ".toolkit.json").read_bytes() == kept
 
 
-def test_an_exchanged_tool_is_noticed(site: Site) -> None:
-    assert site.run("install").returncode == 0
+def test_an_exchanged_tool_is_noticed(standing: Site) -> None:
+    site = standing
     shutil.copy("/bin/false", site.link / "bin/ptxas")
     found = site.status()
     assert (found["proved"], found["changed_reason"]) == (
@@ -138,29 +122,20 @@ def test_an_exchanged_tool_is_noticed(site: Site) -> None:
     assert f"remove {found['path']} and run again" in done.stderr
 
 
-@pytest.mark.parametrize("moment_s", KILL_MOMENTS_S)
-def test_a_killed_installer_leaves_nothing_half_made(site: Site, moment_s: float) -> None:
+@pytest.mark.parametrize("phase", ["unpacking", "proving"])
+def test_a_killed_installer_leaves_nothing_half_made(site: Site, phase: str) -> None:
+    """With real parts; many more moments are tried in test_toolkit_kills.py."""
+    marks = {"unpacking": ".staging*/cuda_nvcc/*", "proving": ".staging*/tree/.toolkit.json"}
     process = subprocess.Popen(
         site.arguments("install"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(moment_s)
+    deadline = time.monotonic() + PATIENCE_S
+    while not list(site.root.glob(marks[phase])):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    if site.link.is_symlink():
-        good_tree(site)
+    assert site.trees() == []
     done = site.run("install")
     assert done.returncode == 0, done.stderr
-    good_tree(site)
-
-
-def test_two_installers_at_once_end_in_one_tree(site: Site) -> None:
-    command = site.arguments("install")
-    running = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    answers = [process.communicate(timeout=300) for process in running]
-    assert [process.returncode for process in running] == [0, 0], answers
-    assert sum("waiting up to" in errors for _, errors in answers) == 1
-    good_tree(site)
+    the_only_tree(site)

@@ -5,14 +5,10 @@ Needs gcc, and the parts in the lab's cache or the packages to build them from.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import http.server
 import json
 import os
 import subprocess
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +38,6 @@ def apt_sources() -> str:
 
 def new_site(folder: Path, programs: Path, info: mirror.MirrorInfo, base_url: str = "") -> Site:
     return Site(info.folder, programs, folder, info.lock(base_url or str(info.folder)))
-
-
-@contextlib.contextmanager
-def served(folder: Path) -> Iterator[str]:
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def proof(

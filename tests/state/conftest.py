@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 from testinfra.host import Host, get_host
 
 from stack import artifacts, inventory, settings
+from stack.errors import StackError
 from tests.state.state_support import Target, read_starts
 
 INVENTORY = os.environ.get("FABLE_INVENTORY", "inventory/lab.py")
+EXIT_USAGE = 4
 SSH_OPTIONS = {
     "ssh_hostname": "HostName",
     "ssh_port": "Port",
@@ -27,7 +30,10 @@ SSH_OPTIONS = {
 @pytest.fixture(scope="session")
 def targets() -> Iterator[dict[str, Target]]:
     """Group name → its one host, connected with one multiplexed ssh connection a host."""
-    groups = inventory.read(INVENTORY)
+    try:
+        groups = inventory.read(INVENTORY)
+    except StackError as error:
+        pytest.exit(f"script/verify: {error}", returncode=EXIT_USAGE)
     with tempfile.TemporaryDirectory(prefix="fable-ssh-") as folder:
         config = Path(folder) / "config"
         blocks = []
@@ -44,10 +50,28 @@ def targets() -> Iterator[dict[str, Target]]:
             "Include ~/.ssh/config"
         )
         config.write_text("\n".join(blocks) + "\n")
+        for name, _data in found.values():
+            _reach(name, config)
         yield {
             group: Target(name, data, get_host(f"ssh://{name}", ssh_config=str(config), sudo=True))
             for group, (name, data) in found.items()
         }
+
+
+def _reach(name: str, config: Path) -> None:
+    """End the whole run in one line where a host does not let us in, instead of failing each."""
+    command = ["ssh", "-F", str(config), "-o", "BatchMode=yes", "-o", "ConnectTimeout=10", name]
+    done = subprocess.run(
+        [*command, "sudo -n true"], stdin=subprocess.DEVNULL, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or ["no reason given"]
+        pytest.exit(
+            f"script/verify: {name} ({INVENTORY}): ssh or its sudo does not let us in "
+            f"({said[-1]}); mend that until `ssh {name} sudo -n true` works",
+            returncode=EXIT_USAGE,
+        )
 
 
 @pytest.fixture(scope="session")
@@ -75,9 +99,10 @@ def gateway_settings(targets: dict[str, Target]) -> settings.GatewayHost:
 
 
 @pytest.fixture(scope="session")
-def locked(targets: dict[str, Target]) -> artifacts.Artifacts:
+def locked(targets: dict[str, Target], engine_settings: settings.EngineHost) -> artifacts.Artifacts:
     """The lock that the engine's host was deployed from."""
-    return artifacts.load(Path(targets["v100"].data.get("artifacts") or artifacts.LOCK))
+    lock = Path(targets["v100"].data.get("artifacts") or artifacts.LOCK)
+    return artifacts.load(lock, engine_settings.checkpoint.source)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -21,5 +21,5 @@ def read_starts(v100: Host, dgx: Host) -> dict[str, str]:
     show = "systemctl show -p MainPID -p NRestarts -p ExecMainStartTimestamp "
     return {
         "fable-engine": v100.check_output(show + "fable-engine"),
-        "fable-gateway": dgx.check_output(show + "fable-gateway"),
+        "fable-gateway": dgx.check_output(show + "fable-gateway@a fable-gateway@b"),
     }

@@ -10,19 +10,29 @@ from testinfra.host import Host
 from venv_build.build import venv_name
 
 from stack.places import GatewayPlaces
-from stack.roles.gateway import REQUIREMENTS, deployment
+from stack.roles.gateway import INSTANCES, REQUIREMENTS, SOCKET, deployment, keys_text
 from stack.settings import GatewayHost
 from tests.state.state_support import Target
 
 UNIT = "fable-gateway"
 
 
+def properties(dgx: Host, unit: str) -> dict[str, str]:
+    """What systemd knows of a unit."""
+    lines = dgx.check_output(f"systemctl show {unit}").splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line)
+
+
 @pytest.fixture(scope="module")
 def unit(dgx: Host) -> dict[str, str]:
-    """The unit's properties."""
-    return dict(
-        line.split("=", 1) for line in dgx.check_output(f"systemctl show {UNIT}").splitlines()
-    )
+    """The properties of the one instance that runs."""
+    running = [
+        found
+        for found in (properties(dgx, name) for name in INSTANCES)
+        if found["ActiveState"] == "active"
+    ]
+    assert len(running) == 1
+    return running[0]
 
 
 @pytest.fixture(scope="module")
@@ -31,17 +41,20 @@ def url(gateway_settings: GatewayHost) -> str:
     return f"http://127.0.0.1:{gateway_settings.gateway.port}"
 
 
-def test_unit_is_enabled_and_active(unit: dict[str, str]) -> None:
-    assert unit["UnitFileState"] == "enabled"
-    assert (unit["ActiveState"], unit["SubState"]) == ("active", "running")
+def test_units_are_enabled_and_active(dgx: Host, unit: dict[str, str]) -> None:
+    for name, state in ((UNIT, "exited"), (SOCKET, "running")):
+        found = properties(dgx, name)
+        assert (found["UnitFileState"], found["ActiveState"]) == ("enabled", "active")
+        assert found["SubState"] in {state, "listening"}
     assert unit["Restart"] == "always"
+    assert unit["StartLimitIntervalUSec"] == "0"
 
 
-def test_port_belongs_to_the_gateway(
+def test_port_belongs_to_systemd_and_the_gateway(
     dgx: Host, unit: dict[str, str], gateway_settings: GatewayHost
 ) -> None:
     listeners = dgx.check_output(f"ss -Hltnp 'sport = :{gateway_settings.gateway.port}'")
-    assert set(re.findall(r"pid=(\d+)", listeners)) == {unit["MainPID"]}
+    assert set(re.findall(r"pid=(\d+)", listeners)) == {unit["MainPID"], "1"}
 
 
 def test_gateway_is_launched_from_the_home_of_the_service_user(
@@ -82,6 +95,12 @@ def test_without_a_known_key_nothing_is_served(dgx: Host, url: str, header: str)
     assert json.loads(body)["error"]["message"]
 
 
-def test_keys_are_not_readable_by_others(dgx: Host) -> None:
-    found = dgx.check_output("stat -c '%U %a' /etc/fable-gateway/config.json")
-    assert found == "root 640"
+def test_keys_are_those_of_the_settings_and_for_the_gateway_alone(
+    dgx: Host, url: str, gateway_settings: GatewayHost
+) -> None:
+    places = GatewayPlaces(gateway_settings.service)
+    found = dgx.check_output(f"stat -c '%U %a' {places.config} {places.keys}")
+    assert found.splitlines() == [f"{gateway_settings.service.user} 600"] * 2
+    wanted = json.loads(keys_text(gateway_settings))
+    assert json.loads(dgx.check_output(f"cat {places.keys}")) == wanted
+    assert f"fable_gateway_keys {float(len(wanted))}" in dgx.check_output(f"curl -s {url}/metrics")

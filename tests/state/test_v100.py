@@ -158,8 +158,14 @@ def _covers(outer: Network, inner: Network) -> bool:
 
 
 def test_no_drop_in_changes_the_units(v100: Host) -> None:
-    units = "fable-engine.service fable-firewall.service"
+    units = "fable-engine.service fable-firewall.service fable-settle.service fable-settle.timer"
     assert v100.check_output(f"systemctl show -P DropInPaths {units}").strip() == ""
+
+
+def test_the_committed_release_is_seen_to_every_half_minute(v100: Host) -> None:
+    assert v100.check_output("systemctl is-enabled fable-settle.timer") == "enabled"
+    assert v100.check_output("systemctl is-active fable-settle.timer") == "active"
+    assert v100.run("systemctl is-failed fable-settle.service").rc != 0
 
 
 def test_data_disk_is_mounted(v100: Host, engine_settings: EngineHost) -> None:
@@ -183,7 +189,8 @@ def test_root_runs_nothing_that_the_service_user_can_write(v100: Host) -> None:
     loose = v100.check_output(
         "find -L /usr/local/bin/enginectl /usr/local/lib/fable /var/lib/fable-engine "
         "/etc/fable-engine /etc/systemd/system/fable-engine.service "
-        "/etc/systemd/system/fable-firewall.service ! -user root -o -perm /022"
+        "/etc/systemd/system/fable-firewall.service /etc/systemd/system/fable-settle.service "
+        "! -user root -o -perm /022"
     )
     assert loose == ""
 
@@ -215,7 +222,7 @@ def test_toolkit_is_complete(v100: Host, engine_settings: EngineHost) -> None:
     stand = {line for line in found if not line.startswith(own)}
     assert (expected - stand, stand - expected) == (set(), set())
     components = {entry["component"] for entry in census["files"].values()}
-    if engine_settings.toolkit.source != "runfile":
+    if engine_settings.toolkit.source in ("redist", "mirror"):
         assert components == {"cuda", *engine_settings.toolkit.components}
     tool = f"{EnginePlaces(engine_settings.storage).tools}/bin/cuda-install"
     assert v100.run(f"{tool} census {link}").rc == 0
@@ -254,3 +261,15 @@ def test_checkpoint_is_whole(v100: Host, engine_settings: EngineHost) -> None:
     smallest = min(manifest["files"], key=lambda name: manifest["files"][name]["size"])
     digest = v100.check_output(shlex.join(["sha256sum", "--", f"{link}/{smallest}"])).split()[0]
     assert digest == manifest["files"][smallest]["sha256"]
+
+
+def test_checkpoint_is_the_locked_one_and_verified(
+    v100: Host, engine_settings: EngineHost, locked: Artifacts
+) -> None:
+    link = engine_settings.checkpoint.link
+    digest = v100.check_output(f"sha256sum {link}/manifest.json").split()[0]
+    assert digest == locked.checkpoint.whole.listed().sha256
+    tool = f"{EnginePlaces(engine_settings.storage).tools}/bin/ckpt"
+    for command in ("verify", "census"):
+        done = v100.run(f"sudo -u {engine_settings.service.user} {tool} {command} {link}")
+        assert done.rc == 0, done.stderr

@@ -20,13 +20,15 @@ USER = pwd.getpwuid(os.getuid()).pw_name
 INVOCATION = "0123456789abcdef0123456789abcdef"
 
 # Serves as an engine does: health, models, chat. Prints the lines of a boot first, from the file
-# in LINES. DIE and HANG are faults of its boot.
+# in LINES. DIE, DIES_WITHOUT and HANG are faults of its boot; it goes on for LINGER seconds after
+# SIGTERM, and METRICS is its page.
 ENGINE = r"""
-import http.server, json, os, pathlib, signal, sys, time
+import http.server, json, os, pathlib, signal, sys, threading, time
 port, names = int(sys.argv[1]), sys.argv[2].split(",")
 def out(text):
     print(text, flush=True)
-signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+linger = float(os.environ.get("LINGER", "0"))
+signal.signal(signal.SIGTERM, lambda *_: threading.Timer(linger, os._exit, [0]).start())
 class Handler(http.server.BaseHTTPRequestHandler):
     def answer(self, value):
         body = json.dumps(value).encode()
@@ -35,7 +37,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
     def do_GET(self):
-        if self.path == "/v1/models":
+        if self.path == "/metrics":
+            body = pathlib.Path(os.environ.get("METRICS", os.devnull)).read_bytes()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+        elif self.path == "/v1/models":
             self.answer({"data": [{"id": name} for name in names]})
         elif self.path == "/environment":
             self.answer(dict(os.environ))
@@ -47,7 +55,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                      "usage": {"completion_tokens": int(os.environ.get("TOKENS", "2"))}})
     def log_message(self, *_):
         pass
-if "DIE" in os.environ:
+if "DIE" in os.environ or not os.path.exists(os.environ.get("DIES_WITHOUT", "/")):
     out("dying")
     os._exit(0)
 if "HANG" in os.environ:
@@ -131,6 +139,14 @@ def content(folder: Path, port: int = 8601, **changes: Any) -> dict[str, Any]:
         "required_paths": [str(program)],
         "address_wait_seconds": 1,
         "boot_deadline_seconds": 30,
+        "cold_boot_deadline_seconds": 60,
+        "failed_boots": 3,
+        "memory": {
+            "verdict": "fits",
+            "demand_tokens": 270336,
+            "pool_tokens": 351436,
+            "reason": "2 sequences of 135168 tokens fit",
+        },
         "drain_seconds": 5,
         "gates": {
             "mtp_depth": 7,
@@ -159,11 +175,17 @@ def lay_down(root: Path, value: dict[str, Any]) -> str:
     return name
 
 
-def commit(root: Path, name: str | None, previous: str | None = None) -> None:
+def commit(root: Path, name: str | None, previous: str | None = None, **changes: Any) -> None:
     """Write the state file below `root`."""
     file = root / "var/lib/fable-engine/state.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"format": 1, "committed": name, "previous": previous}))
+    state: dict[str, Any] = {
+        "committed": name,
+        "previous": previous,
+        "rejected": {},
+        "failed_boots": 0,
+    }
+    file.write_text(json.dumps({"format": 1, **state, **changes}))
 
 
 def prefix(rank: int, place: str = "modelopt.py:512") -> str:

@@ -61,6 +61,9 @@ class Engine:
         self.running = 0
         self.most_running = 0
         self.refusals: list[tuple[int, str]] = []
+        self.refusal_s = 0.0
+        # How many requests ran at each refusal.
+        self.at_refusal: list[int] = []
         self.release = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -127,6 +130,8 @@ class Engine:
     async def _act(self, request: web.Request, asked: dict[str, Any]) -> web.StreamResponse:
         if self.refusals:
             status, text = self.refusals.pop(0)
+            self.at_refusal.append(self.running)
+            await asyncio.sleep(self.refusal_s)
             return web.Response(status=status, text=text)
         if request.path == "/v1/models":
             return web.json_response(
@@ -186,11 +191,13 @@ def config_for(upstream: str, **changes: object) -> dict[str, object]:
     return {
         "listen": {"host": "127.0.0.1", "port": free_port()},
         "upstreams": [upstream],
-        "keys": {"alice": digest(KEY)},
+        "keys_file": "/nonexistent/keys.json",
         "max_in_flight": 8,
+        "max_queued": 256,
         "hold_seconds": PATIENCE_S,
         "models": MODELS,
         "max_body_bytes": 64 << 20,
+        "max_buffered_bytes": 128 << 20,
         "connect_timeout_seconds": 2,
         "deployment": "0123456789abcdef",
     } | changes
@@ -202,6 +209,7 @@ def install(folder: Path) -> Path:
     place = folder / "fable-gateway"
     place.mkdir()
     (place / "app").symlink_to(ROOT / "files/gateway")
+    (place / "tools").symlink_to(ROOT / "files/hostlib")
     (place / "venv").symlink_to(sys.prefix)
     launcher = folder / "bin/fable_gateway.py"
     launcher.write_bytes((ROOT / "files/gateway/bin/fable_gateway.py").read_bytes())
@@ -212,9 +220,12 @@ class Gateway:
     """A gateway process and its journal."""
 
     def __init__(self, folder: Path, config: dict[str, Any], env: dict[str, str]) -> None:
-        self.config = config
+        self.keys_file = folder / "keys.json"
+        self.keys = config.pop("keys", {"alice": digest(KEY)})
+        self.keys_file.write_text(json.dumps(self.keys))
+        self.config = config | {"keys_file": str(self.keys_file)}
         self.file = folder / "config.json"
-        self.file.write_text(json.dumps(config))
+        self.file.write_text(json.dumps(self.config))
         self.port = int(config["listen"]["port"])
         self.lines: list[dict[str, Any]] = []
         self.text = ""
@@ -242,11 +253,14 @@ class Gateway:
             assert arrived, f"not in the journal: {self.text}"
             return next(line for line in self.lines if wanted(line))
 
-    def reload(self, content: str) -> dict[str, Any]:
-        """Replace the config, send SIGHUP, return the line that the gateway writes about it."""
+    def reload(self, content: str, *, hup: bool = True) -> dict[str, Any]:
+        """Replace the key file, send SIGHUP, return the line that the gateway writes about it."""
         before = len(self._reloads())
-        self.file.write_text(content)
-        self.process.send_signal(signal.SIGHUP)
+        beside = self.keys_file.with_name("beside")
+        beside.write_text(content)
+        beside.replace(self.keys_file)
+        if hup:
+            self.process.send_signal(signal.SIGHUP)
         self.wait_for(lambda _line: len(self._reloads()) > before)
         return self._reloads()[-1]
 

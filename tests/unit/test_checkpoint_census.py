@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import safetensors
 from checkpoint.census import (
-    architecture,
     compare,
     count,
     expected_tensors,
     quantised_modules,
 )
+from checkpoint.dimensions import architecture
 from checkpoint.header import Tensor
 from hostlib.errors import HostError
 from hypothesis import given

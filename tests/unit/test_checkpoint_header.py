@@ -15,13 +15,13 @@ from checkpoint.header import (
     Tensor,
     header_length,
     parse_header,
-    read_header,
+    read_shard,
 )
 from hostlib.errors import HostError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lab.checkpoint import write_safetensors
+from lab.weights import write_safetensors
 
 LIBRARY_NAMES = {"F8_E4M3": "float8_e4m3fn", "BF16": "bfloat16", "F16": "float16", "F32": "float32",
                  "U8": "uint8", "I64": "int64", "BOOL": "bool"}  # fmt: skip
@@ -82,7 +82,7 @@ def test_the_library_reads_what_the_miniature_writer_writes(
     path = tmp_path_factory.mktemp("written") / "model.safetensors"
     write_safetensors(path, tensors, "seed")
     assert library_tensors(path.read_bytes()) == tensors
-    assert read_header(path) == tensors
+    assert read_shard(path).tensors == tensors
 
 
 @st.composite
@@ -163,7 +163,7 @@ def test_refuses(header: object, data: bytes, pattern: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "pattern"), [(HEADER_LIMIT_BYTES + 1, "over the format's"), (101, "longer than")]
+    ("length", "pattern"), [(HEADER_LIMIT_BYTES + 1, "over the limit"), (101, "longer than")]
 )
 def test_refuses_a_header_length_before_reading_it(length: int, pattern: str) -> None:
     file_bytes = 10 * HEADER_LIMIT_BYTES if length > HEADER_LIMIT_BYTES else 108
@@ -176,11 +176,11 @@ def test_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(with_header({"a": GOOD}, bytes(3)))
     with pytest.raises(HostError, match=f"^{path}: "):
-        read_header(path)
+        read_shard(path)
     link = tmp_path / "link.safetensors"
     link.symlink_to(path)
     with pytest.raises(HostError, match="not a regular file"):
-        read_header(link)
+        read_shard(link)
 
 
 def test_knows_the_width_of_every_dtype() -> None:

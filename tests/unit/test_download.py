@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import http.server
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from hostlib import download
-from hostlib.errors import HostError
+from hostlib.errors import HostError, run_main
 from hostlib.progress import Progress
 
 CONTENT = os.urandom(5_000_000)
@@ -29,6 +30,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.content = CONTENT
         self.answers: list[Answer] = [whole]
         self.ranges: list[str | None] = []
+        self.over = threading.Event()
 
     @property
     def url(self) -> str:
@@ -77,6 +79,19 @@ def status(code: int) -> Answer:
     return lambda request, start: request.send(code, 0, b"")
 
 
+def dripping(request: Handler, start: int) -> None:
+    """A byte now and then: never silent for long, never done."""
+    request.send(206 if start else 200, len(request.server.content) - start, b"")
+    with contextlib.suppress(ConnectionError):
+        while not request.server.over.wait(0.02):
+            request.wfile.write(b"x")
+            request.wfile.flush()
+
+
+def silent(request: Handler, start: int) -> None:
+    request.server.over.wait(60)
+
+
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(download, "BACKOFF_S", 0.001)
@@ -84,6 +99,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
         thread = threading.Thread(target=found.serve_forever, args=(0.01,))
         thread.start()
         yield found
+        found.over.set()
         found.shutdown()
         thread.join()
 
@@ -182,3 +198,83 @@ def test_the_tail_is_read_alone_or_not_at_all(server: Server, tmp_path: Path) ->
     assert download.read_tail(str(tmp_path / "file"), size, 100) == CONTENT[-100:]
     assert download.read_tail((tmp_path / "file").as_uri(), 50, 100) == CONTENT[:100]
     assert download.read_tail(str(tmp_path / "nothing"), size, 100) is None
+
+
+@pytest.mark.parametrize("answer", [dripping, silent])
+def test_a_server_that_stalls_is_given_up(
+    server: Server, tmp_path: Path, answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "TIMEOUT_S", 0.1)
+    server.answers = [answer]
+    with pytest.raises(HostError, match="cannot be fetched") as refused:
+        download.fetch(server.url, tmp_path / "file", SHA256, len(CONTENT))
+    assert refused.value.exit_code == 2
+    assert len(server.ranges) == download.ATTEMPTS
+    with pytest.raises(HostError, match="cannot be fetched"):
+        download.read_bytes(server.url)
+    assert download.read_tail(server.url, len(CONTENT), 100) is None
+
+
+def test_a_source_that_is_wrong_and_breaks_off_is_refused_in_the_end(
+    server: Server, tmp_path: Path
+) -> None:
+    server.answers = [cut_after(3_000_000)]
+    with pytest.raises(HostError, match="sha256 differs"):
+        download.fetch(server.url, tmp_path / "file", "0" * 64, len(CONTENT))
+    assert server.ranges == [None, "bytes=3000000-"] * 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_lost_and_comes_again_is_no_gain(server: Server, tmp_path: Path) -> None:
+    """A server without ranges that breaks off now early, now late: it would never end."""
+
+    def again(request: Handler, start: int) -> None:
+        late = len(request.server.ranges) % 2
+        request.send(200, len(CONTENT), CONTENT[: 3_000_000 if late else 1_500_000])
+
+    server.answers = [again]
+    with pytest.raises(HostError, match="cut off after"):
+        download.fetch(server.url, tmp_path / "file", SHA256, len(CONTENT))
+    assert len(server.ranges) == download.ATTEMPTS
+
+
+def test_a_small_file_is_tried_again_too(server: Server) -> None:
+    server.answers = [status(503), cut_after(1000), whole]
+    assert download.read_bytes(server.url) == CONTENT
+    assert len(server.ranges) == 3
+    with pytest.raises(HostError, match="larger than 1000 bytes"):
+        download.read_bytes(server.url, 1000)
+
+
+def test_a_full_disk_is_not_blamed_on_the_network(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file.partial").symlink_to("/dev/full")
+    with pytest.raises(HostError, match=r"file\.partial: No space left.*; free space there"):
+        download.fetch(server.url, tmp_path / "file", SHA256, len(CONTENT))
+
+
+def test_an_error_of_many_lines_is_told_in_one(server: Server, tmp_path: Path) -> None:
+    def around(request: Handler, start: int) -> None:
+        request.send_response(302)
+        request.send_header("Location", request.path)
+        request.send_header("Content-Length", "0")
+        request.end_headers()
+
+    server.answers = [around]
+    with pytest.raises(HostError, match="infinite loop") as refused:
+        download.read_bytes(server.url)
+    assert "\n" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("number", "way_out"), [(errno.ENOSPC, "free space"), (errno.EROFS, "make it writable")]
+)
+def test_a_disks_refusal_names_the_way_out(
+    number: int, way_out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main() -> int:
+        raise OSError(number, os.strerror(number), "/place")
+
+    assert run_main("program", main) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"program: /place: {os.strerror(number)}; {way_out}")
+    assert said.count("\n") == 1

@@ -45,9 +45,11 @@ def prepared(root: Path, **changes: Any) -> tuple[int, str]:
 
 
 @contextmanager
-def launched(program: Path, root: Path, **environment: str) -> Iterator[subprocess.Popen[str]]:
+def launched(
+    program: Path, root: Path, verb: str = "launch", **environment: str
+) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [str(program), "launch", "--root", str(root)],
+        [str(program), verb, "--root", str(root)],
         env={"PATH": "/usr/bin:/bin", "INVOCATION_ID": INVOCATION, "STRAY": "1", **environment},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -61,9 +63,9 @@ def launched(program: Path, root: Path, **environment: str) -> Iterator[subproce
         process.communicate()
 
 
-def refused(program: Path, root: Path, **environment: str) -> str:
+def refused(program: Path, root: Path, verb: str = "launch", **environment: str) -> str:
     """The one line with which a launch ends that must not start anything."""
-    with launched(program, root, **environment) as process:
+    with launched(program, root, verb, **environment) as process:
         out, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 1
     assert out == ""
@@ -135,7 +137,13 @@ def test_an_address_that_never_comes_is_given_up_by_its_deadline(
 ) -> None:
     # 192.0.2.0/24 is reserved for documentation: no machine has it
     prepared(tmp_path, listen={"host": "192.0.2.1", "port": 8601})
-    assert "192.0.2.1: is no address of this machine after 1 s" in refused(program, tmp_path)
+    assert "192.0.2.1: is no address of this machine after 1 s" in refused(
+        program, tmp_path, "before-start"
+    )
+    events = (tmp_path / "var/lib/fable-engine/history.jsonl").read_text()
+    assert json.loads(events)["outcome"] == "blocked"
+    state = json.loads((tmp_path / "var/lib/fable-engine/state.json").read_text())
+    assert state["failed_boots"] == 0, "the release cannot help it"
 
 
 def test_an_address_that_comes_late_is_waited_for(program: Path, tmp_path: Path) -> None:
@@ -144,8 +152,10 @@ def test_an_address_that_comes_late_is_waited_for(program: Path, tmp_path: Path)
     namespace = ["unshare", "--net", "--"]
     if subprocess.run([*namespace, "true"], check=False, capture_output=True).returncode:
         pytest.skip("network namespaces need root here")
-    launch = f"{program} launch --root {tmp_path}"
-    script = f"ip link set lo up; {launch} & sleep 1; ip address add 192.0.2.1/32 dev lo; wait"
+    start = " && ".join(
+        f"{program} {verb} --root {tmp_path}" for verb in ("before-start", "launch")
+    )
+    script = f"ip link set lo up; ({start}) & sleep 1; ip address add 192.0.2.1/32 dev lo; wait"
     process = subprocess.Popen(
         [*namespace, "sh", "-c", script],
         env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "INVOCATION_ID": INVOCATION},

@@ -1,14 +1,11 @@
-"""The switch with real engines, real launches and real signals.
-
-Only systemd is replaced, by a small program of its name that starts and stops one process; what
-depends on systemd itself is tried in the lab.
-"""
+"""The switch with real engines, real launches and real signals."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -20,149 +17,8 @@ from typing import Any
 import pytest
 from enginectl import cards, systemd
 
-from tests.unit.enginectl_support import content, free_port, good_log, install, lay_down
-
-WAIT_S = 30.0
-
-SYSTEMCTL = r"""#!/usr/bin/python3 -IS
-import json, os, pathlib, signal, subprocess, sys, time
-signal.signal(signal.SIGTERM, signal.SIG_DFL)  # units inherit nothing from the one who asks
-home = pathlib.Path(os.environ["STANDIN"])
-file = home / "engine.json"
-words = [word for word in sys.argv[1:] if word != "--no-block"]
-engine = json.loads(file.read_text()) if file.exists() else {"pid": 0, "invocation": ""}
-def alive(pid):
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-def stop():
-    if alive(engine["pid"]):
-        os.kill(engine["pid"], signal.SIGTERM)
-        for _ in range(100):
-            if not alive(engine["pid"]):
-                return
-            time.sleep(0.05)
-        os.kill(engine["pid"], signal.SIGKILL)
-def start():
-    invocation = os.urandom(16).hex()
-    process = subprocess.Popen(
-        [os.environ["PROGRAM"], "launch", "--root", str(home)],
-        env={"PATH": os.environ["PATH"], "STANDIN": str(home), "INVOCATION_ID": invocation},
-        stdin=subprocess.DEVNULL, stdout=(home / "journal").open("a"), stderr=subprocess.STDOUT,
-        start_new_session=True)
-    file.write_text(json.dumps({"pid": process.pid, "invocation": invocation}))
-if words[0] == "show":
-    for unit in words[3:]:
-        if unit == "fable-switch.service":
-            print("LoadState=loaded\nActiveState=active\nInvocationID=" + "5" * 32 + "\n")
-        else:
-            on = alive(engine["pid"])
-            print(f"LoadState=loaded\nActiveState={'active' if on else 'inactive'}\nNRestarts=0\n"
-                  f"MainPID={engine['pid'] if on else 0}\nInvocationID={engine['invocation']}\n"
-                  "ControlGroup=\n")
-if words[0] in ("stop", "restart"):
-    stop()
-if words[0] in ("start", "restart"):
-    start()
-"""
-
-RUN = r"""
-import json, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from enginectl import exits, switch
-from enginectl.paths import Places
-from hostlib.errors import run_main
-def main():
-    record = switch.run(Places(Path(sys.argv[2])), sys.argv[3], "a reason", "someone")
-    print(json.dumps(record.as_dict()))
-    return exits.EXIT_OF_OUTCOME[record.outcome]
-sys.exit(run_main("enginectl", main))
-"""
-
-
-class Host:
-    """A root folder with an installed program, a stand-in for systemd, and one port."""
-
-    def __init__(self, root: Path, program: Path) -> None:
-        self.root = root
-        self.program = program
-        self.port = free_port()
-        self.lines = root / "lines"
-        self.lines.write_text("\n".join(good_log()))
-        tools = root / "tools"
-        tools.mkdir()
-        (tools / "systemctl").write_text(SYSTEMCTL)
-        (tools / "systemctl").chmod(0o755)
-        self.environment = {
-            "PATH": f"{tools}:/usr/bin:/bin",
-            "STANDIN": str(root),
-            "PROGRAM": str(program),
-        }
-
-    def release(self, mark: str, **changes: Any) -> str:
-        env = {"LINES": str(self.lines), "MARK": mark, **changes.pop("env", {})}
-        return lay_down(
-            self.root, content(self.root / "parts" / mark, self.port, env=env, **changes)
-        )
-
-    def begin(self, name: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-c", RUN, str(self.program.parent.parent), str(self.root), name],
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def switch(self, name: str) -> tuple[int, dict[str, Any], str]:
-        """Exit code, record (empty if refused) and what was said."""
-        process = self.begin(name)
-        out, err = process.communicate(timeout=WAIT_S)
-        assert "Traceback" not in err, err
-        return process.returncode, json.loads(out) if out else {}, err
-
-    def systemctl(self, *words: str) -> str:
-        return subprocess.run(
-            ["systemctl", *words],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-
-    @property
-    def pid(self) -> int:
-        return systemd.parse_properties(self.systemctl("show", "--property", "", "x")).main_pid
-
-    @property
-    def running(self) -> str:
-        """The mark of the release whose engine runs, read from the process itself."""
-        variables = Path(f"/proc/{self.pid}/environ").read_bytes().split(b"\0")
-        return next(word[5:].decode() for word in variables if word.startswith(b"MARK="))
-
-    def running_or_none(self) -> str | None:
-        """As `running`; None while no process of an engine is there."""
-        try:
-            return self.running
-        except (OSError, StopIteration):
-            return None
-
-    @property
-    def state(self) -> dict[str, Any]:
-        file = self.root / "var/lib/fable-engine/state.json"
-        found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-        return found
-
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        file = self.root / "var/lib/fable-engine/history.jsonl"
-        return [json.loads(line) for line in file.read_text().splitlines()]
-
-    @property
-    def trial(self) -> Path:
-        return self.root / "run/fable-engine/trial"
+from tests.unit.enginectl_host import WAIT_S, Host, state_of
+from tests.unit.enginectl_support import good_log, install
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +54,7 @@ def serving(host: Host) -> tuple[Host, str]:
 
 def test_the_first_switch_commits(serving: tuple[Host, str]) -> None:
     host, name = serving
-    assert host.state == {"format": 1, "committed": name, "previous": None}
+    assert state_of(name) == host.state
     assert host.running == "one"
     assert not host.trial.exists()
     [record] = host.history
@@ -220,7 +76,7 @@ def test_the_next_switch_remembers_the_one_before(serving: tuple[Host, str]) -> 
     two = host.release("two")
     assert host.switch(two)[0] == 0
     assert host.running == "two"
-    assert host.state == {"format": 1, "committed": two, "previous": one}
+    assert host.state == state_of(two, one)
     assert host.switch(one)[0] == 0
     assert host.running == "one"
     assert len(host.history) == 3
@@ -239,7 +95,7 @@ def test_what_is_committed_but_stopped_is_started(serving: tuple[Host, str]) -> 
     host, name = serving
     host.systemctl("stop", "fable-engine.service")
     code, record, _ = host.switch(name)
-    assert (code, record["outcome"]) == (0, "switched")
+    assert (code, record["outcome"]) == (0, "restarted")
     assert host.running == "one"
     assert host.state["previous"] is None
 
@@ -256,11 +112,15 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_candidate_that_fails_is_rolled_back(fault: str, serving: tuple[Host, str]) -> None:
     host, one = serving
     changes, word = FAULTS[fault]
-    code, record, _ = host.switch(host.release("two", **changes))
+    two = host.release("two", **changes)
+    code, record, _ = host.switch(two)
     assert (code, record["outcome"]) == (5, "rolled back")
     assert word in record["detail"]
     assert host.running == "one"
-    assert host.state == {"format": 1, "committed": one, "previous": None}
+    rejected = host.state.pop("rejected")
+    assert host.state == state_of(one, rejected=rejected)
+    assert list(rejected) == [two]
+    assert word in rejected[two]
     assert not host.trial.exists()
     assert host.history[-1]["outcome"] == "rolled back"
 
@@ -407,3 +267,124 @@ def test_processes_of_a_control_group_are_those_of_the_kernel() -> None:
     assert os.getpid() in found or not (Path("/sys/fs/cgroup") / group.lstrip("/")).exists()
     assert systemd.processes("") == []
     assert systemd.processes("/no/such.slice") == []
+
+
+def test_a_rejected_release_is_refused_for_nothing_until_somebody_insists(
+    serving: tuple[Host, str],
+) -> None:
+    host, _ = serving
+    flag = host.root / "works"
+    two = host.release("two", env={"DIES_WITHOUT": str(flag)})
+    assert host.switch(two)[0] == 5
+    events, state = host.events, host.state
+    code, record, err = host.switch(two)
+    assert (code, record, len(err.splitlines())) == (10, {}, 1)
+    assert "--retry" in err
+    assert "ended while it booted" in err
+    assert (host.events, host.state) == (events, state)
+    flag.touch()
+    assert host.switch(two, "--retry")[0] == 0
+    assert (host.state["rejected"], host.running) == ({}, "two")
+
+
+def test_a_rollback_rejects_what_it_leaves(serving: tuple[Host, str]) -> None:
+    host, one = serving
+    two = host.release("two")
+    assert host.switch(two)[0] == 0
+    code, record, _ = host.switch(one, "--back")
+    assert (code, record["outcome"], host.running) == (0, "switched", "one")
+    assert (host.state["previous"], list(host.state["rejected"])) == (two, [two])
+
+
+def test_a_committed_release_that_does_not_come_up_is_not_called_a_rollback(
+    serving: tuple[Host, str],
+) -> None:
+    host, one = serving
+    host.systemctl("stop", "fable-engine.service")
+    (host.root / "parts/one/engine.py").write_text("raise SystemExit(0)")
+    code, record, _ = host.switch(one)
+    assert (code, record["outcome"]) == (8, "failed")
+    assert "again and again" in record["detail"]
+    assert (host.state["committed"], host.state["rejected"]) == (one, {})
+    assert host.state["failed_boots"] >= 1
+
+
+def test_a_full_disk_at_the_commit_rolls_back(serving: tuple[Host, str]) -> None:
+    """No file of the switch can grow any more once it boots the candidate."""
+    host, one = serving
+    process = host.begin(host.release("two"))
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("boot"):
+            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+            break
+    out, err = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 5, err
+    assert "File too large" in json.loads(out)["detail"]
+    assert "history.jsonl: File too large" in err
+    assert (host.running, host.state) == ("one", state_of(one))
+    assert host.events[-1]["event"] == "boot", "what could not be written is told by what could"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"memory": {"verdict": "short"}}, "raise gpu_memory_utilization"),
+        ({"env": {"VLLM_CACHE_ROOT": "FULL"}}, "are needed; free some"),
+        ({"argv": "PARSER"}, "error: argument --port: invalid int"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_stop(
+    changes: dict[str, Any], words: str, steady: tuple[Host, str], tmp_path: Path
+) -> None:
+    host, _ = steady
+    pid = host.pid
+    changes = dict(changes)
+    if "memory" in changes:
+        numbers = {"demand_tokens": 2, "pool_tokens": 1, "reason": "needs 2, holds 1"}
+        changes["memory"] = {**changes["memory"], **numbers}
+    if "env" in changes:
+        changes["env"] = {"VLLM_CACHE_ROOT": "/proc/caches"}  # a file system without any space
+    if "argv" in changes:
+        changes = engine_with_a_parser(tmp_path)
+    code, record, err = host.switch(host.release(words[:9], **changes))
+    assert (code, record) == (3, {}), err
+    assert words in err
+    assert host.pid == pid
+    assert not host.trial.exists()
+
+
+def engine_with_a_parser(folder: Path) -> dict[str, Any]:
+    """A venv whose vLLM has the real one's parser functions, and arguments that they refuse."""
+    package = folder / "lib/vllm/entrypoints/openai"
+    package.mkdir(parents=True)
+    (folder / "lib/vllm/utils").mkdir()
+    (folder / "lib/vllm/utils/argparse_utils.py").write_text(
+        "import argparse\nFlexibleArgumentParser = argparse.ArgumentParser\n"
+    )
+    (package / "cli_args.py").write_text(
+        "def make_arg_parser(parser):\n"
+        "    parser.add_argument('--port', type=int)\n"
+        "    return parser\n"
+        "def validate_parsed_serve_args(arguments):\n"
+        "    pass\n"
+    )
+    python = folder / "bin/python"
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder}/lib exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    paths = {key: str(folder) for key in ("venv", "toolkit", "checkpoint")}
+    argv = ["/usr/bin/env", str(python), "-m", "vllm.entrypoints.openai.api_server", "--port", "x"]
+    return {"paths": paths, "argv": argv}
+
+
+def test_a_drain_counts_what_runs_and_what_is_cut_off(serving: tuple[Host, str]) -> None:
+    host, _ = serving
+    metrics = host.root / "metrics"
+    line = 'vllm:num_requests_{}{{engine="0",model_name="m"}} {}\n'
+    metrics.write_text("# TYPE x gauge\n" + line.format("running", "2.0"))
+    slow = host.release("slow", env={"METRICS": str(metrics), "LINGER": "1.5"}, drain_seconds=1)
+    assert host.switch(slow)[0] == 0
+    metrics.write_text(line.format("running", "2.0") + line.format("waiting", "1.0"))
+    code, record, _ = host.switch(host.release("next"))
+    assert (code, record["drain"]) == (0, {"running": 3, "cut_off": 3})

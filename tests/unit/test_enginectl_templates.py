@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from enginectl.timing import LONGEST_DRAIN_SECONDS, START_SECONDS, STOP_SECONDS, boot_delay
 
 from stack.managed import render
 from stack.places import ENGINECTL, FIREWALL, FIREWALL_TABLE
@@ -19,7 +20,10 @@ PORT = 8601
 
 def rendered(name: str, **variables: Any) -> str:
     """The text that the deploy lays down, with the deploy's own renderer and places."""
-    fixed = {"enginectl": ENGINECTL, "firewall": FIREWALL, "table": FIREWALL_TABLE, "version": "v1"}
+    fixed = {
+        "enginectl": ENGINECTL, "firewall": FIREWALL, "table": FIREWALL_TABLE, "version": "v1",
+        "start_seconds": START_SECONDS, "stop_seconds": STOP_SECONDS,
+    }  # fmt: skip
     return render(f"engine/{name}", **{**fixed, **variables})
 
 
@@ -36,9 +40,12 @@ def units(tmp_path: Path) -> Path:
         "fable-engine.service.j2", service_user="root", service_home="/root", data_mount="/mnt/data"
     )
     # the program is installed by the deploy, not on this machine
-    assert engine.count("/usr/local/bin/enginectl") == 1
-    engine = engine.replace("/usr/local/bin/enginectl", "/bin/true")
-    (tmp_path / "fable-engine.service").write_text(engine)
+    assert engine.count("/usr/local/bin/enginectl") == 3
+    units = {"fable-engine.service": engine}
+    for name in ("fable-settle.service", "fable-settle.timer"):
+        units[name] = rendered(f"{name}.j2")
+    for name, text in units.items():
+        (tmp_path / name).write_text(text.replace("/usr/local/bin/enginectl", "/bin/true"))
     (tmp_path / "fable-firewall.service").write_text(rendered("fable-firewall.service.j2"))
     return tmp_path
 
@@ -64,7 +71,8 @@ def test_systemd_would_notice_a_wrong_key(units: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("unit", "highest"), [("fable-engine.service", 3.5), ("fable-firewall.service", 2.5)]
+    ("unit", "highest"),
+    [("fable-engine.service", 3.5), ("fable-firewall.service", 2.5), ("fable-settle.service", 2.5)],
 )
 def test_exposure_stays_low(units: Path, unit: str, highest: float) -> None:
     done = subprocess.run(
@@ -199,3 +207,14 @@ def test_an_empty_list_of_either_kind_admits_none_of_it(
         "127.0.0.1": [True, True],
         "::1": [True, True],
     }
+
+
+def test_the_units_times_leave_room_for_what_runs_within_them() -> None:
+    text = rendered(
+        "fable-engine.service.j2", service_user="m", service_home="/h", data_mount="/mnt/data"
+    )
+    seconds = {key: int(found) for key, found in re.findall(r"Timeout(\w+)Sec=(\d+)", text)}
+    assert seconds["Stop"] > LONGEST_DRAIN_SECONDS
+    assert seconds["Start"] > boot_delay(1000)
+    delays = [boot_delay(failed) for failed in range(8)]
+    assert delays == [0, 10, 20, 40, 80, 160, 300, 300]

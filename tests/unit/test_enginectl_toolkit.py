@@ -22,8 +22,8 @@ from enginectl.paths import Places
 from enginectl.release import load_release
 from hostlib.errors import HostError
 
+from tests.unit.enginectl_host import WAIT_S, Host
 from tests.unit.enginectl_support import content, install, lay_down
-from tests.unit.test_enginectl_switch import WAIT_S, Host
 
 FAILED = {
     "code": 1,
@@ -150,3 +150,42 @@ def test_root_drops_its_rights_first(tmp_path: Path, monkeypatch: pytest.MonkeyP
         shutil.rmtree(folder)
     assert (asked["uid"], asked["gid"]) == (nobody.pw_uid, nobody.pw_gid)
     assert asked["environment"] == {"A": "b"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ({}, None),
+        (FAILED, "its toolkit is not proved: header origin: from elsewhere"),
+        ({**FAILED, "code": 2}, "the proof could not run (exit code 2)"),
+    ],
+)
+def test_a_release_that_must_run_is_reported_and_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any], told: str | None
+) -> None:
+    monkeypatch.setattr(toolkit, "PROGRAM", install(tmp_path / "lib").with_name("cuda-proof"))
+    release = released(tmp_path)
+    if answer:
+        (tmp_path / "parts/answer.json").write_text(json.dumps(answer))
+    said: list[str] = []
+    found = toolkit.report(release, {}, said.append)
+    assert found is None if told is None else told in str(found)
+    assert "\n" not in str(found)
+    assert said[0] == answer.get("lines", ["ok   a check"])[0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_a_user_that_the_host_lacks_is_named(tmp_path: Path) -> None:
+    release = released(tmp_path, user="nobody-of-that-name")
+    with pytest.raises(HostError, match="the host has no user nobody-of-that-name") as caught:
+        toolkit.prove(release, {}, print)
+    assert caught.value.exit_code == 9
+
+
+def test_a_proof_that_is_not_there_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(toolkit, "PROGRAM", tmp_path / "cuda-proof")
+    with pytest.raises(HostError, match="its toolkit is not proved") as caught:
+        toolkit.prove(released(tmp_path), {}, print)
+    assert str(tmp_path / "cuda-proof") in caught.value.message

@@ -174,7 +174,13 @@ def test_engine_errors_pass_through(gateway: Gateway, upstream: Engine) -> None:
 
 
 def test_nothing_outside_v1_reaches_the_engine(gateway: Gateway, upstream: Engine) -> None:
-    for path in ("/metrics", "/v1/../metrics", "/v1/%2e%2E/metrics", "/v1/a%2f..%2fmetrics", "/v1"):
+    for path in (
+        "/tokenize",
+        "/v1/../metrics",
+        "/v1/%2e%2E/metrics",
+        "/v1/a%2f..%2fmetrics",
+        "/v1",
+    ):
         status, _, body = gateway.ask(method="GET", path=path)
         assert status == 404
         assert json.loads(body)["error"]["code"] == "not_found"
@@ -291,7 +297,7 @@ def test_one_line_a_request_without_key_prompt_or_answer(gateway: Gateway) -> No
         headers={"x-api-key": KEY, "X-Request-Id": "line-1"},
     )
     line = gateway.wait_for(lambda line: line.get("id") == "line-1")
-    assert line.pop("duration_ms") >= 0
+    assert line.pop("duration_ms") >= line.pop("ttft_ms") >= line.pop("queue_ms") >= 0
     assert line == {
         "event": "request",
         "id": "line-1",
@@ -299,6 +305,7 @@ def test_one_line_a_request_without_key_prompt_or_answer(gateway: Gateway) -> No
         "method": "POST",
         "path": "/v1/chat/completions",
         "status": 200,
+        "finish_reason": "stop",
     }
     for secret in (KEY, "secret prompt", "low tide", "query"):
         assert secret not in gateway.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import socket
 import subprocess
 import sys
@@ -11,15 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fable_gateway.app import DRAIN_S
+from fable_gateway import keyfile
 from fable_gateway.config import parse
 from fable_gateway.errors import GatewayError
+from fable_gateway.service import DRAIN_S
+from gateway_handover import DEADLINE_S
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stack.managed import render
+from stack.roles.gateway import configuration, deployment, keys_text, unit_texts
+from stack.settings import GatewayHost
 from tests.unit.gateway_support import (
     KEY,
+    MODELS,
     OTHER_KEY,
     PATIENCE_S,
     config_for,
@@ -55,9 +60,8 @@ WRONG: list[tuple[Any, str]] = [
     (VALID | {"max_in_flight": True}, "max_in_flight"),
     (VALID | {"hold_seconds": -1}, "hold_seconds"),
     (VALID | {"hold_seconds": float("nan")}, "hold_seconds"),
-    (VALID | {"keys": {"a": {"sha256": KEY}}}, "keys.a.sha256"),
-    (VALID | {"keys": {"a": digest(KEY), "b": digest(KEY)}}, "keys.b.sha256"),
-    (VALID | {"keys": {"a b": digest(KEY)}}, "keys: 'a b'"),
+    (VALID | {"keys_file": "keys.json"}, "keys_file: 'keys.json'"),
+    (VALID | {"max_buffered_bytes": 1}, "max_buffered_bytes"),
     (VALID | {"models": ["a", "a"]}, "models: a name stands twice"),
 ]
 
@@ -99,8 +103,11 @@ def test_any_bytes_are_refused_in_one_line(content: bytes) -> None:
 def test_check_and_serve_exit_codes(launcher: Path, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text(json.dumps(VALID))
-    good = run(launcher, "check", "--config", file)
+    keys = tmp_path / "keys.json"
+    keys.write_text(json.dumps({"alice": digest(KEY)}))
+    good = run(launcher, "check", "--config", file, "--keys", keys)
     assert (good.returncode, good.stderr) == (0, "")
+    assert len(good.stdout.splitlines()) == 2
     for command in ("check", "serve"):
         absent = run(launcher, command, "--config", tmp_path / "absent.json")
         assert absent.returncode == 2
@@ -116,7 +123,10 @@ def test_a_taken_port_is_one_line(launcher: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         file = tmp_path / "config.json"
-        file.write_text(json.dumps(VALID | {"listen": {"host": "127.0.0.1", "port": port}}))
+        keys = tmp_path / "keys.json"
+        keys.write_text("{}")
+        listen = {"host": "127.0.0.1", "port": port}
+        file.write_text(json.dumps(VALID | {"listen": listen, "keys_file": str(keys)}))
         taken = run(launcher, "serve", "--config", file)
     assert taken.returncode == 2
     assert f"127.0.0.1:{port}: cannot be listened on" in taken.stderr
@@ -133,47 +143,10 @@ def test_a_missing_venv_is_one_line(launcher: Path, tmp_path: Path) -> None:
 def test_only_an_argument_moves_the_place(launcher: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     (tmp_path / "fable-gateway").rename(elsewhere)
-    assert run(launcher, "keys", "new", "bob").returncode == 2
-    moved = run(launcher, "--place", elsewhere, "keys", "new", "bob")
+    file = tmp_path / "keys.json"
+    assert run(launcher, "keys", "add", "--file", file, "bob").returncode == 2
+    moved = run(launcher, "--place", elsewhere, "keys", "add", "--file", file, "bob")
     assert moved.returncode == 0
-
-
-def test_keys_new_prints_the_key_and_the_line_that_makes_it_valid(launcher: Path) -> None:
-    outputs = [run(launcher, "keys", "new", "bob") for _ in range(2)]
-    keys = []
-    for output in outputs:
-        assert (output.returncode, output.stderr) == (0, "")
-        first, second = output.stdout.splitlines()
-        keys.append(first.split()[-1])
-        line = second.partition("settings:")[2].strip().rstrip(",")
-        summed = subprocess.run(
-            ["sha256sum"], input=keys[-1], capture_output=True, text=True, check=True
-        ).stdout.split()[0]
-        assert json.loads(f"{{{line}}}") == {"bob": summed}
-        assert output.stdout.count(keys[-1]) == 1
-    assert keys[0] != keys[1]
-    refused = run(launcher, "keys", "new", "bob builder")
-    assert (refused.returncode, refused.stdout) == (1, "")
-    assert len(refused.stderr.splitlines()) == 1
-
-
-def test_sighup_takes_new_keys_and_keeps_the_old_ones_if_the_file_is_broken(
-    tmp_path: Path,
-) -> None:
-    with engine() as upstream, gateway_before(upstream.url, tmp_path) as gateway:
-        alice, bob = {"x-api-key": KEY}, {"x-api-key": OTHER_KEY}
-        assert gateway.ask(headers=bob)[0] == 401
-        both = gateway.config | {"keys": {"alice": digest(KEY), "bob": digest(OTHER_KEY)}}
-        assert gateway.reload(json.dumps(both))["keys"] == 2
-        assert gateway.ask(headers=bob)[0] == gateway.ask(headers=alice)[0] == 200
-        for broken in ("{", json.dumps(both | {"keys": {"bob": "x"}})):
-            line = gateway.reload(broken)
-            assert line["kept_keys"] == 2
-            assert str(gateway.file) in line["error"]
-            assert gateway.ask(headers=bob)[0] == gateway.ask(headers=alice)[0] == 200
-        fewer = both | {"keys": {"bob": digest(OTHER_KEY)}, "max_in_flight": 3}
-        assert gateway.reload(json.dumps(fewer))["needs_restart"] == ["max_in_flight"]
-        assert gateway.ask(headers=alice)[0] == 401
 
 
 def test_readiness_is_told_and_sigterm_lets_a_stream_finish(tmp_path: Path) -> None:
@@ -197,7 +170,7 @@ def test_readiness_is_told_and_sigterm_lets_a_stream_finish(tmp_path: Path) -> N
             gateway.process.terminate()
             assert manager.recv(100) == b"STOPPING=1"
             gateway.wait_for(lambda line: line["event"] == "stopping")
-            with pytest.raises(ConnectionRefusedError):
+            with pytest.raises((ConnectionRefusedError, ConnectionResetError)):
                 # The socket closes right after the line; a refusal must come.
                 for _ in range(200):
                     socket.create_connection(("127.0.0.1", gateway.port), PATIENCE_S).close()
@@ -209,37 +182,95 @@ def test_readiness_is_told_and_sigterm_lets_a_stream_finish(tmp_path: Path) -> N
             assert gateway.process.wait(PATIENCE_S) == 0
 
 
-def rendered_unit() -> str:
-    """The text that the deploy lays down."""
-    return render(
-        "gateway/fable-gateway.service.j2",
-        service_user="mavis",
-        python="/home/mavis/fable-gateway/venv/bin/python",
-        launcher="/home/mavis/bin/fable_gateway.py",
-        config="/etc/fable-gateway/config.json",
+def host_settings(keys: dict[str, Any]) -> GatewayHost:
+    """The settings in group_data, with `keys`."""
+    return GatewayHost.model_validate(
+        {
+            "address": "198.51.100.9",
+            "service": {"user": "mavis", "home": "/home/mavis"},
+            "serving": {"port": 8601, "names": MODELS},
+            "gateway": runpy.run_path("group_data/dgx.py")["gateway"] | {"keys": keys},
+        }
     )
 
 
-def test_the_unit_is_hardened_and_understood(tmp_path: Path) -> None:
-    # A program that exists, so that nothing but the unit can be wrong.
-    unit = tmp_path / "fable-gateway.service"
-    unit.write_text(
-        rendered_unit().replace("/home/mavis/fable-gateway/venv/bin/python", sys.executable)
+def test_the_gateway_takes_what_the_deploy_renders() -> None:
+    keys = {
+        "alice": digest(KEY)["sha256"],
+        "bob": digest(OTHER_KEY)
+        | {"expires": "2027-01-31", "models": ["fable-27b"], "requests_per_minute": 60},
+    }
+    settings = host_settings(keys)
+    read = keyfile.parse(keys_text(settings).encode(), "keys.json")
+    assert [json.loads(f"{{{key.settings_line()[:-1]}}}") for key in read.keys] == [
+        {name: value} for name, value in keys.items()
+    ]
+    rendered = configuration(settings, "198.51.100.7") | {"deployment": "x"}
+    assert parse(json.dumps(rendered).encode(), "config.json").max_in_flight == 8
+
+
+def test_only_what_a_restart_is_needed_for_names_the_deployment() -> None:
+    keys = {"alice": digest(KEY)["sha256"]}
+    settings = host_settings(keys)
+    before = deployment(settings, "198.51.100.7")
+    more = host_settings(keys | {"bob": digest(OTHER_KEY)["sha256"]})
+    assert deployment(more, "198.51.100.7") == before
+    taken = settings.model_copy(
+        update={"gateway": settings.gateway.model_copy(update={"take_over": True})}
     )
+    assert deployment(taken, "198.51.100.7") == before
+    other = settings.model_copy(
+        update={"gateway": settings.gateway.model_copy(update={"max_in_flight": 4})}
+    )
+    assert deployment(other, "198.51.100.7") != before
+    assert deployment(settings, "198.51.100.8") != before
+
+
+@pytest.fixture(scope="module")
+def units(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the units as the deploy lays them down."""
+    settings = host_settings({"alice": digest(KEY)["sha256"]})
+    folder = tmp_path_factory.mktemp("units")
+    for name, text in unit_texts(settings).items():
+        # Programs that exist, so that nothing but the unit can be wrong.
+        (folder / name).write_text(
+            text.replace("/home/mavis/fable-gateway/venv/bin/python", sys.executable)
+        )
+    return folder
+
+
+@pytest.mark.parametrize("unit", ["fable-gateway.service", "fable-gateway@.service"])
+def test_the_services_are_hardened(units: Path, unit: str) -> None:
     verdict = subprocess.run(
-        ["systemd-analyze", "security", "--offline=true", "--threshold=15", "--no-pager", unit],
+        ["systemd-analyze", "security", "--offline=true", "--threshold=15", "--no-pager",
+         units / unit],
+        capture_output=True,
+        text=True,
+        check=False,
+    )  # fmt: skip
+    assert verdict.returncode == 0, verdict.stdout + verdict.stderr
+
+
+def test_the_units_are_understood_together(units: Path) -> None:
+    known = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *sorted(units.iterdir())],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert verdict.returncode == 0, verdict.stdout + verdict.stderr
-    known = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False
-    )
     assert (known.returncode, known.stderr) == (0, "")
 
 
-def test_systemd_waits_longer_than_the_drain() -> None:
-    found = re.search(r"^TimeoutStopSec=(\d+)$", rendered_unit(), re.MULTILINE)
-    assert found
-    assert int(found[1]) > DRAIN_S
+def test_deadlines_nest_and_no_crash_loop_ends_anything(units: Path) -> None:
+    def value(unit: str, key: str) -> int:
+        found = re.search(rf"^{key}=(\d+)$", (units / unit).read_text(), re.MULTILINE)
+        assert found, f"{unit}: {key}"
+        return int(found[1])
+
+    inner = value("fable-gateway@.service", "TimeoutStopSec")
+    assert DRAIN_S < inner < DEADLINE_S < value("fable-gateway.service", "TimeoutStopSec")
+    ready = value("fable-gateway@.service", "TimeoutStartSec")
+    assert ready < value("fable-gateway.service", "TimeoutStartSec")
+    assert value("fable-gateway.service", "StartLimitIntervalSec") == 0
+    assert value("fable-gateway@.service", "StartLimitIntervalSec") == 0
+    assert value("fable-gateway.socket", "TriggerLimitIntervalSec") == 0

@@ -19,8 +19,11 @@ HOST_PACKAGES = {
     "files/engine/enginectl": {"hostlib", "enginectl"},
     "files/venv/venv_build": {"hostlib", "venv_build"},
     "files/managed": set(),
-    "files/gateway/fable_gateway": {"fable_gateway", "aiohttp", "uvloop", "multidict", "yarl"},
-}
+    "files/handover": set(),
+    "files/gateway/fable_gateway": {
+        "fable_gateway", "hostlib", "aiohttp", "uvloop", "multidict", "yarl", "prometheus_client",
+    },
+}  # fmt: skip
 LARGEST_BYTES = 1 << 20
 # Written in pieces, so that this file does not match itself.
 REGISTRY_HOSTS = re.compile(

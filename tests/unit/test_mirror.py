@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lab import mirror
+from lab import debian, mirror
 from lab.errors import LabError
 
 ONE_LINE = """\
@@ -56,31 +56,31 @@ def test_the_archive_is_found_as_apt_finds_it(tmp_path: Path, text: str, suffix:
         capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     wanted = re.findall(r"^'(\S+)/dists/bookworm/InRelease'", listed, re.MULTILINE)
-    assert [mirror.debian_mirror(text)] == wanted
+    assert [debian.debian_mirror(text)] == wanted
 
 
 WORDS = st.from_regex(r"[abc][abcxyz0-3.\-/:]{0,19}", fullmatch=True)
 
 
-@given(host=WORDS, suite=st.sampled_from(mirror.DEBIAN_SUITES), more=st.lists(WORDS, max_size=3))
+@given(host=WORDS, suite=st.sampled_from(debian.DEBIAN_SUITES), more=st.lists(WORDS, max_size=3))
 def test_both_formats_say_the_same(host: str, suite: str, more: list[str]) -> None:
     address = f"http://{host}"
     suites = [*(f"{word}-security" for word in more), suite]
     one_line = "".join(f"deb [trusted=yes] {address} {item} main\n" for item in suites)
     deb822 = f"Types: deb\nURIs: {address}\nSuites: {' '.join(suites)}\nComponents: main\n"
-    assert mirror.debian_mirror(one_line) == mirror.debian_mirror(deb822) == address.rstrip("/")
+    assert debian.debian_mirror(one_line) == debian.debian_mirror(deb822) == address.rstrip("/")
 
 
 @given(st.text())
 def test_any_other_text_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(LabError, match="names no Debian archive"):
-        mirror.debian_mirror(text)
+        debian.debian_mirror(text)
 
 
 @pytest.mark.parametrize("text", ["deb http://x.example/ubuntu noble main\n", "deb file:/x ./\n"])
 def test_another_vendors_archive_is_not_taken(text: str) -> None:
     with pytest.raises(LabError):
-        mirror.debian_mirror(text)
+        debian.debian_mirror(text)
 
 
 def test_the_same_files_give_the_same_archive(tmp_path: Path) -> None:

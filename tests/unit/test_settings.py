@@ -57,6 +57,11 @@ def test_committed_settings_are_the_production_ones() -> None:
         ("dgx", "gateway.port", 65536),
         ("dgx", "gateway.max_in_flight", True),
         ("dgx", "gateway.keys", {"one": "not a digest"}),
+        ("dgx", "gateway.keys", {"one": {"sha256": "0" * 64, "expires": "2027-02-30"}}),
+        ("dgx", "gateway.keys", {"one": {"sha256": "0" * 64, "max_in_flight": 0}}),
+        ("dgx", "gateway.keys", {"one": {"sha256": "0" * 64, "rate": 1}}),
+        ("dgx", "gateway.keys", {"a b": "0" * 64}),
+        ("dgx", "gateway.max_queued", -1),
     ],
 )
 def test_a_wrong_value_is_refused_by_file_and_key(group: str, key: str, value: Any) -> None:

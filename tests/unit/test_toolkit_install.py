@@ -31,6 +31,8 @@ from tests.unit.toolkit_support import (
     write_manifest,
 )
 
+NOBODY = 65534
+
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -160,6 +162,24 @@ def test_an_archive_that_leaves_its_folder_is_refused(
     assert not list(site.folder.rglob("evil"))
 
 
+def test_a_file_that_claims_more_than_the_disk_holds_is_not_begun(site: Site) -> None:
+    member = tarfile.TarInfo("top/include/sparse.h")
+    member.pax_headers = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(1 << 60)}
+    make_hostile_archive(site.archive("cuda_nvcc"), [member])
+    lock_archives(site)
+    refused(site, "include/sparse.h: No space left on device; free space", code=2)
+
+
+@pytest.mark.parametrize("name", ["census.json", ".toolkit.json", ".proof.json", "version.json"])
+def test_a_name_that_is_the_installers_own_is_refused(site: Site, name: str) -> None:
+    """A link there would lead the installer's own write into another file."""
+    link = tarfile.TarInfo(f"top/{name}")
+    link.type, link.linkname = tarfile.SYMTYPE, "include/shared.h"
+    make_hostile_archive(site.archive("cuda_nvcc"), [link])
+    lock_archives(site)
+    refused(site, f"cuda_nvcc: brings {name}, a name that is the installer's own")
+
+
 def test_components_that_differ_on_one_file_are_refused(site: Site) -> None:
     archive = site.archive("cuda_nvcc")
     member = tarfile.TarInfo("top/include/shared.h")
@@ -193,6 +213,20 @@ def test_lack_of_space_is_seen_before_the_first_byte(site: Site) -> None:
     assert not (site.root / ".archives").exists()
 
 
+@pytest.mark.parametrize(
+    ("variable", "words"),
+    [("PATH=/nonexistent", "gcc: is not on PATH"), ("NVCC_CCBIN=/nothing", "/nothing: is no comp")],
+)
+def test_lack_of_a_host_compiler_is_seen_before_the_first_byte(
+    site: Site, variable: str, words: str
+) -> None:
+    done = site.run("install", before=("env", variable))
+    assert done.returncode == 2, done.stderr
+    assert is_one_line(done.stderr, "cuda-install")
+    assert words in done.stderr
+    assert not (site.root / ".archives").exists()
+
+
 def test_another_architecture_is_refused(site: Site) -> None:
     done = site.run("install", before=("setarch", "i686"))
     assert done.returncode == 1
@@ -219,11 +253,46 @@ def test_no_permission_is_named(programs: Path, foreign_folder: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        user=65534 if os.getuid() == 0 else None,
+        user=NOBODY if os.getuid() == 0 else None,
     )
     foreign_folder.chmod(0o755)
     assert done.returncode == 1
     assert f"{foreign_folder}: cannot be written by this user" in done.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can work in another user's folder")
+def test_root_does_not_install_where_another_user_works(site: Site) -> None:
+    site.root.mkdir()
+    os.chown(site.root, NOBODY, -1)
+    refused(site, f"{site.root}: belongs to nobody", "sudo -u nobody", code=2)
+    assert list(site.root.iterdir()) == []
+
+
+def test_folders_without_write_permission_are_removed_too(
+    programs: Path, foreign_folder: Path
+) -> None:
+    """As a runfile may leave them; root would not notice."""
+    site = make_site(foreign_folder, lay_out_programs(foreign_folder / "tools"))
+    leftover = site.root / ".staging.killed/tree/bin"
+    leftover.mkdir(parents=True)
+    (leftover / "tool").touch()
+    user = NOBODY if os.getuid() == 0 else None
+    command = site.arguments("install")
+    for path in (site.root, *site.root.rglob("*")):
+        if user:
+            os.chown(path, user, -1)
+        if path.is_dir() and path != site.root:
+            path.chmod(0o555)
+    site.folder.chmod(0o777)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, user=user)
+    assert (done.returncode, "the proof failed" in done.stderr) == (1, True), done.stderr
+    assert not leftover.exists()
+
+
+@pytest.mark.parametrize("wait", ["nan", "inf", "-1", "soon"])
+def test_a_wait_without_end_is_no_wait(site: Site, wait: str) -> None:
+    done = site.run("install", "--lock-wait", wait)
+    assert (done.returncode, "--lock-wait: invalid" in done.stderr) == (2, True)
 
 
 def test_a_second_installer_says_who_holds_the_lock(site: Site) -> None:

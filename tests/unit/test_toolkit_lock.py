@@ -15,7 +15,7 @@ from hostlib.errors import HostError
 
 from stack import artifacts, locks, settings
 from stack.errors import StackError
-from stack.roles.toolkit import resolved_path, specification
+from stack.roles.toolkit import chosen_compiler, resolved_path, specification
 from tests.unit.toolkit_support import Site, is_one_line, lay_out_programs, manifest_of
 
 LOCKED = artifacts.ToolkitArtifacts.model_validate(
@@ -27,12 +27,14 @@ RUNFILES = {
 }
 
 
-def host(**toolkit: Any) -> settings.EngineHost:
+def host(compiler: str = "", **toolkit: Any) -> settings.EngineHost:
     data: dict[str, Any] = {"address": "198.19.77.21"}
     for name in ("all", "v100"):
         data |= runpy.run_path(f"group_data/{name}.py")
     overrides = {f"toolkit.{key}": value for key, value in toolkit.items()}
     data |= {"overrides": overrides, "access": {"consumers": []}}
+    if compiler:
+        overrides["engine.environment"] = {"NVCC_CCBIN": compiler}
     return settings.engine_host(data, "inventory/lab.py")
 
 
@@ -42,6 +44,7 @@ SOURCES: list[dict[str, Any]] = [
     {"source": "mirror", "location": "http://198.19.77.1/cuda", "components": ["cuda_nvcc"]},
     {"source": "runfile"},
     {"source": "runfile", "location": "/media/disk/cuda.run", "runfile": "12.8.0"},
+    {"source": "adopted", "adopted": "cuda-0123456789abcdef"},
 ]
 
 
@@ -57,6 +60,11 @@ def test_the_installer_takes_what_the_settings_make_of_the_lock(
     assert Path(found["path"]).name == Path(resolved_path(chosen, LOCKED)).name
 
 
+def test_the_installers_proof_compiles_with_the_engines_host_compiler() -> None:
+    assert chosen_compiler(host()) == []
+    assert chosen_compiler(host("/usr/bin/g++-14")) == ["env", "NVCC_CCBIN=/usr/bin/g++-14"]
+
+
 def test_the_lock_is_whole() -> None:
     spec = specification(host().toolkit, LOCKED)
     assert len(spec["components"]) == 16
@@ -67,6 +75,12 @@ def test_the_lock_is_whole() -> None:
         assert spec["runfile"]["location"].startswith("https://developer.download.nvidia.com/")
         assert f"/cuda_{release}_" in spec["runfile"]["location"]
         assert spec["compiler_version"] == version
+
+
+def test_a_release_holds_the_adopted_tree_that_the_settings_name() -> None:
+    chosen = host(source="adopted", adopted="cuda-0123456789abcdef", runfile="12.8.0")
+    assert resolved_path(chosen, LOCKED) == "/mnt/data/nvfp4/toolkits/cuda-0123456789abcdef"
+    assert specification(chosen.toolkit, LOCKED)["compiler_version"] == "12.8.61"
 
 
 @pytest.mark.parametrize(
@@ -88,6 +102,13 @@ def test_what_the_lock_lacks_is_named(toolkit: dict[str, Any], words: str) -> No
         ({"source": "mirror"}, "a mirror needs one"),
         ({"location": "/x"}, "only for source mirror or runfile"),
         ({"source": "mirror", "location": "relative/folder"}, "toolkit.location"),
+        ({"source": "adopted"}, "the tree's name with source adopted"),
+        ({"adopted": "cuda-0123456789abcdef"}, "None with any other"),
+        ({"source": "adopted", "adopted": "cuda-12.8"}, "toolkit.adopted"),
+        (
+            {"source": "adopted", "adopted": "cuda-0123456789abcdef", "location": "/x"},
+            "only for source mirror or runfile",
+        ),
         ({"components": []}, "toolkit.components"),
         ({"components": ["cuda_nvcc", "cuda_nvcc"]}, "stands there twice"),
     ],

@@ -60,6 +60,8 @@ left=400
 while [ -e "$here/wait" ] && [ $left -gt 0 ]; do left=$((left - 1)); sleep 0.05; done
 mkdir -p "$path"
 cp -R PAYLOAD/. "$path" || die "copy"
+if [ -e "$here/whole-paths" ]; then ln -sfn "$path/targets/x86_64-linux/include" "$path/include"; fi
+if [ -e "$here/leads-out" ]; then ln -s "$here" "$path/bin/elsewhere"; fi
 : payload PADDING
 """
 
@@ -167,6 +169,20 @@ def test_the_toolkit_comes_out_of_a_runfile_on_a_disk(site: Site, runfile: Path)
     assert (again.returncode, again.stdout) == (0, f"already installed: {tree}\n")
 
 
+def test_links_by_the_staged_trees_whole_path_survive_its_renaming(
+    site: Site, runfile: Path
+) -> None:
+    (runfile.parent / "whole-paths").touch()
+    assert site.run("install").returncode == 0
+    tree = whole_tree(site)
+    assert (tree / "include").readlink() == Path("targets/x86_64-linux/include")
+
+
+def test_a_link_out_of_the_tree_is_refused(site: Site, runfile: Path) -> None:
+    (runfile.parent / "leads-out").touch()
+    refused(site, "1 of its links lead out of it", f"bin/elsewhere -> {runfile.parent}")
+
+
 def test_the_toolkit_comes_out_of_a_runfile_at_an_address(site: Site, runfile: Path) -> None:
     runfile.write_text(runfile.read_text().replace('$(dirname "$0")', str(runfile.parent)))
     content = runfile.read_bytes()
@@ -214,6 +230,10 @@ def test_another_users_log_is_seen_before_the_runfile_crashes_on_it(
     log.touch()
     os.chown(log, 65534, 65534)
     refused(site, f"{log}: belongs to another user (uid 65534)", code=2)
+    log.unlink()
+    log.symlink_to(runfile.parent / "aim")
+    refused(site, f"{log}: belongs to another user (uid 0) or is no file", code=2)
+    log.unlink()
     assert not (runfile.parent / "began").exists()
 
 
@@ -255,6 +275,25 @@ def test_no_other_installer_begins_while_a_killed_ones_runfile_still_works(
         wait.unlink()
     assert site.run("install").returncode == 0
     whole_tree(site)
+
+
+def test_an_installer_that_is_ended_ends_the_runfile_too(site: Site, runfile: Path) -> None:
+    wait, began = runfile.parent / "wait", runfile.parent / "began"
+    wait.touch()
+    installer = subprocess.Popen(
+        site.arguments("install"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + PATIENCE_S
+    while not began.exists():
+        assert installer.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    installer.terminate()
+    _, errors = installer.communicate(timeout=PATIENCE_S)
+    assert installer.returncode == 130
+    assert errors.splitlines()[-1] == "cuda-install: interrupted; run it again to go on"
+    assert sorted(path.name for path in site.root.iterdir()) == [".archives", ".lock"]
+    # The runfile inherits the lock: nobody holds it any more.
+    subprocess.run(["flock", "--wait", "60", site.root / ".lock", "true"], check=True)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cuda_toolkit.space import TAIL_BYTES, needed_bytes, unpacked_bytes
+from cuda_toolkit.space import needed_bytes
 from cuda_toolkit.spec import Archives, Component, Expected, Runfile, Spec, tree_name
+from cuda_toolkit.xz import TAIL_BYTES, dictionary_bytes, memory_bytes, unpacked_bytes
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,6 +66,27 @@ def test_an_archive_tells_what_it_unpacks_to(tmp_path: Path, options: list[str])
     assert uncompressed(tmp_path / "x.xz") == 200_001
     assert unpacked_bytes(content[-TAIL_BYTES:], len(content) + 4) is None
     assert unpacked_bytes((content + content)[-TAIL_BYTES:], 2 * len(content)) is None
+
+
+@pytest.mark.parametrize("plain_bytes", [1000, 3_000_000])
+@pytest.mark.parametrize("preset", ["-0", "-6", "-9"])
+@pytest.mark.parametrize("filters", [(), ("--x86",)])
+def test_an_archive_tells_what_memory_it_takes(
+    tmp_path: Path, preset: str, filters: tuple[str, ...], plain_bytes: int
+) -> None:
+    dictionaries = {"-0": 1 << 18, "-6": 8 << 20, "-9": 64 << 20}
+    plain = tmp_path / "x"
+    plain.write_bytes(bytes(plain_bytes))
+    options = [*filters, f"--lzma2=preset={preset[1:]}"] if filters else [preset]
+    subprocess.run(["xz", *options, plain], check=True)
+    assert memory_bytes(tmp_path / "x.xz") == min(dictionaries[preset], plain_bytes)
+    assert dictionary_bytes((tmp_path / "x.xz").read_bytes()) == dictionaries[preset]
+
+
+@given(st.binary(max_size=60))
+def test_a_strange_head_tells_no_dictionary_or_one_of_the_formats(data: bytes) -> None:
+    found = dictionary_bytes(b"\xfd7zXZ\x00" + data)
+    assert found is None or found >= 4096
 
 
 @given(st.binary(max_size=200), st.integers(0, 400))

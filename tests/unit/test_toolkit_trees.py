@@ -91,6 +91,31 @@ def test_an_installed_tree_is_as_its_census_says(installed: Site) -> None:
     assert census["files"]["version.json"]["component"] == "cuda"
 
 
+def test_stray_variables_do_not_spoil_an_installation_and_a_chosen_compiler_counts(
+    installed: Site, tmp_path: Path
+) -> None:
+    site = Site(installed.base, installed.programs, tmp_path, installed.spec)
+    gcc = shutil.which("gcc")
+    stray = ("CPATH=/elsewhere", "NVCC_PREPEND_FLAGS=-I/elsewhere", "CUDA_HOME=/elsewhere")
+    done = site.run("install", before=("env", *stray, f"NVCC_CCBIN={gcc}"))
+    assert done.returncode == 0, done.stderr
+    stamp = json.loads((site.link / ".proof.json").read_text())
+    assert stamp["proofs"][0]["question"]["variables"] == {"NVCC_CCBIN": gcc}
+
+
+def test_two_installers_at_once_end_in_one_tree(installed: Site, tmp_path: Path) -> None:
+    site = Site(installed.base, installed.programs, tmp_path, installed.spec)
+    command = site.arguments("install")
+    running = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    answers = [process.communicate(timeout=120) for process in running]
+    assert [process.returncode for process in running] == [0, 0], answers
+    assert sum("waiting up to" in errors for _, errors in answers) <= 1
+    assert site.trees() == [whole_tree(site).name]
+
+
 def test_headers_deleted_to_free_space_are_named(copied: Site) -> None:
     for header in copied.link.glob("include/curand*.h"):
         header.unlink()
@@ -182,6 +207,86 @@ def test_after_adoption_an_installation_keeps_the_old_tree(hand_made: Site) -> N
     assert_census(adopted)
 
 
+def choose_adopted(site: Site, name: str) -> None:
+    """Make the specification say: use the tree of that name."""
+    kept = ("cuda_version", "compiler_version", "required_headers")
+    site.spec = {"adopted": name, **{key: site.spec[key] for key in kept}}
+
+
+def test_an_adopted_tree_can_be_the_chosen_one(hand_made: Site) -> None:
+    assert hand_made.run("adopt").returncode == 0
+    adopted = hand_made.link.readlink()
+    assert hand_made.run("install").returncode == 0  # leads to another tree now
+    assert hand_made.link.readlink() != adopted
+    choose_adopted(hand_made, adopted.name)
+    assert hand_made.status()["changed_reason"].endswith(f"does not point to {adopted}")
+    for words in ("installed and proved", "already installed"):
+        done = hand_made.run("install")
+        assert (done.returncode, done.stdout) == (0, f"{words}: {adopted}\n"), done.stderr
+    assert whole_tree(hand_made) == adopted
+
+
+def test_an_adopted_tree_is_proved_anew_but_never_made_anew(hand_made: Site) -> None:
+    assert hand_made.run("adopt").returncode == 0
+    adopted = hand_made.link.readlink()
+    choose_adopted(hand_made, adopted.name)
+    hand_made.spec["required_headers"] = ["shared.h", "cuda.h"]
+    assert hand_made.status()["changed_reason"] == "proved against other expectations"
+    assert hand_made.run("install").returncode == 0
+    described = json.loads((adopted / ".toolkit.json").read_text())
+    assert (described["adopted"], described["required_headers"]) == (True, ["shared.h", "cuda.h"])
+    hand_made.spec["required_headers"] = ["cublas_v2.h"]
+    done = hand_made.run("install")
+    assert done.returncode == 1
+    assert f"{adopted}: the proof failed (header origin); mend it, or choose another" in done.stderr
+    assert hand_made.trees() == [adopted.name]
+
+
+def test_an_adopted_tree_that_is_not_there_is_named(copied: Site) -> None:
+    before = copied.link.readlink()
+    choose_adopted(copied, "cuda-0123456789abcdef")
+    done = copied.run("install")
+    assert done.returncode == 1
+    assert "cuda-0123456789abcdef: no tree of that name was adopted or installed" in done.stderr
+    assert copied.link.readlink() == before
+    choose_adopted(copied, "cuda-full")
+    done = copied.run("install")
+    assert (done.returncode, "adopted: must be a text like /cuda-" in done.stderr) == (2, True)
+
+
+def test_what_a_killed_proof_leaves_is_not_extra(copied: Site) -> None:
+    for name in ("..proof.json.a1_b2c3d", ".census.json.a1_b2c3d"):
+        (copied.link / name).touch()
+    assert run(copied, "census", copied.link).returncode == 0
+    (copied.link / "bin/..proof.json.a1_b2c3d").touch()
+    done = run(copied, "census", copied.link)
+    assert (done.returncode, "1 extra" in done.stderr) == (1, True)
+
+
+def test_a_proof_that_cannot_be_noted_down_is_good_all_the_same(copied: Site) -> None:
+    """As on a disk that is full or mounted read-only."""
+    (copied.link / ".proof.json").unlink()
+    (copied.link / ".proof.json").mkdir()
+    proof = [copied.programs / "cuda-proof", copied.link]
+    done = subprocess.run(proof, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert sorted(path.name for path in copied.link.glob(".*")) == [".proof.json", ".toolkit.json"]
+
+
+def test_a_tree_that_nothing_describes_is_named_with_the_way_out(copied: Site) -> None:
+    (copied.link / ".toolkit.json").unlink()
+    proof = [copied.programs / "cuda-proof", copied.link]
+    done = subprocess.run(proof, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert is_one_line(done.stderr, "cuda-proof")
+    assert "was neither installed nor adopted by cuda-install" in done.stderr
+    assert "take it in with cuda-install adopt" in done.stderr
+    spec = copied.folder / "spec.json"
+    spec.write_text(json.dumps(copied.spec))
+    done = subprocess.run([*proof, "--spec", spec], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def not_adopted(site: Site, *words: str, code: int = 1, user: int | None = None) -> None:
     before = snapshot(site.folder)
     command = site.arguments("adopt")
@@ -202,6 +307,9 @@ def test_an_unproved_tree_is_left_alone(hand_made: Site) -> None:
     header = hand_made.link / "include/cuda.h"
     header.write_text(header.read_text().replace("12080", "12000"))
     not_adopted(hand_made, "the proof failed (versions)", "it was left as it is")
+    header.write_text(header.read_text().replace("12000", "12080"))
+    hand_made.spec = {**hand_made.spec, "compiler_version": "12.8.61"}
+    not_adopted(hand_made, "nvcc is 12.8.93, expected 12.8.61")
 
 
 def test_a_shell_that_borrows_from_elsewhere_is_left_alone(hand_made: Site) -> None:

@@ -7,9 +7,13 @@ import os
 import subprocess
 import tarfile
 import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from cuda_toolkit.parallel import Budget
 from cuda_toolkit.unpack import Entry, merge, unpack
 from hostlib.errors import HostError
 from hypothesis import given, settings
@@ -23,7 +27,7 @@ KINDS = st.sampled_from([tarfile.REGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarf
 MEMBERS = st.lists(st.tuples(PATHS, KINDS, PATHS), min_size=1, max_size=8)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(MEMBERS)
 def test_whatever_the_archive_holds_nothing_leaves_the_folder(
     members: list[tuple[str, bytes, str]],
@@ -137,3 +141,34 @@ def test_components_that_contradict_each_other_are_refused(
     for parts in ({"a": first, "b": second}, {"a": second, "b": first}):
         with pytest.raises(HostError, match="components of one release"):
             merge(parts)
+
+
+def test_an_archive_that_takes_too_much_memory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "top").mkdir()
+    subprocess.run(
+        "tar -c top | xz --lzma2=preset=0,dict=128MiB >x.tar.xz", shell=True, cwd=tmp_path,
+        check=True,
+    )  # fmt: skip
+    with pytest.raises(HostError, match="Memory usage limit"):
+        unpack(tmp_path / "x.tar.xz", tmp_path / "out")
+
+
+def test_those_who_share_a_budget_never_hold_more_than_it_has() -> None:
+    budget, lock = Budget(10), threading.Lock()
+    held = 0
+    highest = []
+
+    def work(wanted: int) -> None:
+        nonlocal held
+        with budget.part(wanted):
+            with lock:
+                held += min(wanted, 10)
+                highest.append(held)
+            time.sleep(0.001)
+            with lock:
+                held -= min(wanted, 10)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, [3, 8, 100, 1, 0, 10, 5, 5] * 5))
+    assert len(highest) == 40
+    assert max(highest) <= 10

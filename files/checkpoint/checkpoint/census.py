@@ -10,66 +10,17 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hostlib.errors import HostError
-
+from checkpoint.dimensions import FULL, NVFP4_BLOCK, Architecture, Text, Vision
 from checkpoint.header import Tensor
-from checkpoint.strict import as_count, as_object, few
+from checkpoint.strict import few
 
-MODEL_TYPE = "qwen3_5"
 TRUNK = "model.language_model."
 VISION = "model.visual."
 MTP = "mtp."
+BARE_TRUNK = "model."  # what a quantiser's export has where the wrapper has TRUNK
 INPUT_SCALE = ".input_scale"
 GROUPS = ("trunk", "vision", "mtp", "input_scale")
-NVFP4_BLOCK = 16  # elements that share one F8_E4M3 scale
-REPEATS = ("depth", "mtp_num_hidden_layers")  # how often a block repeats, not how large it is
-MOST_LAYERS = 4096
-MOST_SIZE = 1 << 24
-FULL, LINEAR = "full_attention", "linear_attention"
-
 Tensors = dict[str, Tensor]
-
-
-@dataclass(frozen=True)
-class Text:
-    """Dimensions of the language model, named as in config.json's text_config."""
-
-    hidden_size: int
-    intermediate_size: int
-    vocab_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    linear_num_key_heads: int
-    linear_num_value_heads: int
-    linear_key_head_dim: int
-    linear_value_head_dim: int
-    linear_conv_kernel_dim: int
-    mtp_num_hidden_layers: int
-    layer_types: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Vision:
-    """Dimensions of the vision tower, named as in config.json's vision_config."""
-
-    depth: int
-    hidden_size: int
-    intermediate_size: int
-    patch_size: int
-    temporal_patch_size: int
-    spatial_merge_size: int
-    num_position_embeddings: int
-    in_channels: int
-    out_hidden_size: int
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """The dimensions that determine every tensor of a checkpoint."""
-
-    text: Text
-    vision: Vision
 
 
 @dataclass(frozen=True)
@@ -108,62 +59,25 @@ class Difference:
         return [f"{len(names)} {kind}: {few(names)}" for kind, names in kinds if names]
 
 
-def architecture(config: Mapping[str, object], where: str) -> Architecture:
-    """The dimensions in a config.json.
-
-    Raises:
-        HostError: another kind of model or quantisation, or a dimension missing or impossible.
-    """
-    if config.get("model_type") != MODEL_TYPE:
-        raise HostError(f"{where}: model_type is not {MODEL_TYPE}; this is another kind of model")
-    quantisation = as_object(config.get("quantization_config"), f"{where}: quantization_config")
-    if quantisation.get("quant_method") != "modelopt":
-        method = str(quantisation.get("quant_method"))[:100]
-        raise HostError(
-            f"{where}: quant_method is {method!r}, not 'modelopt': the engine has no fast path for"
-            " it; use the modelopt export"
-        )
-    text = as_object(config.get("text_config"), f"{where}: text_config")
-    vision = as_object(config.get("vision_config"), f"{where}: vision_config")
-
-    def of(part: Mapping[str, object], name: str, key: str) -> int:
-        most = MOST_LAYERS if key in REPEATS else MOST_SIZE
-        return as_count(part.get(key), f"{where}: {name}.{key}", least=1, most=most)
-
-    text_sizes = {
-        key: of(text, "text_config", key) for key in Text.__annotations__ if key != "layer_types"
-    }
-    for key in ("hidden_size", "intermediate_size"):
-        if text_sizes[key] % NVFP4_BLOCK:
-            raise HostError(f"{where}: text_config.{key} is not a multiple of {NVFP4_BLOCK}")
-    return Architecture(
-        Text(**text_sizes, layer_types=_layer_types(text, f"{where}: text_config")),
-        Vision(**{key: of(vision, "vision_config", key) for key in Vision.__annotations__}),
-    )
-
-
-def _layer_types(text: Mapping[str, object], where: str) -> tuple[str, ...]:
-    layers = as_count(
-        text.get("num_hidden_layers"), f"{where}.num_hidden_layers", least=1, most=MOST_LAYERS
-    )
-    listed = text.get("layer_types")
-    if listed is None:
-        interval = as_count(
-            text.get("full_attention_interval"), f"{where}.full_attention_interval", least=1
-        )
-        return tuple(LINEAR if (n + 1) % interval else FULL for n in range(layers))
-    if (
-        not isinstance(listed, list)
-        or len(listed) != layers
-        or any(kind not in (FULL, LINEAR) for kind in listed)
-    ):
-        raise HostError(f"{where}.layer_types: wants {layers} of {FULL!r} or {LINEAR!r}")
-    return tuple(listed)
-
-
 def expected_tensors(arch: Architecture) -> Tensors:
-    """Every tensor of a complete checkpoint, by name."""
+    """Every tensor of a complete checkpoint, or of a trunk alone, by name."""
+    if arch.vision is None:
+        return {
+            bare(name): tensor
+            for name, tensor in _trunk(arch.text).items()
+            if group_of(name) == "trunk"
+        }
     return {**_trunk(arch.text), **_mtp(arch.text), **_vision(arch.vision)}
+
+
+def nested(name: str) -> str:
+    """A trunk's tensor as the wrapper names it: `model.X` becomes `model.language_model.X`."""
+    return TRUNK + name[len(BARE_TRUNK) :] if name.startswith(BARE_TRUNK) else name
+
+
+def bare(name: str) -> str:
+    """A tensor of the wrapper's trunk as a quantiser's export names it."""
+    return BARE_TRUNK + name[len(TRUNK) :] if name.startswith(TRUNK) else name
 
 
 def quantised_modules(arch: Architecture) -> dict[str, str]:
@@ -173,6 +87,15 @@ def quantised_modules(arch: Architecture) -> dict[str, str]:
         for name, tensor in expected_tensors(arch).items()
         if name.endswith(".weight") and tensor.dtype in ("U8", "F8_E4M3")
     }
+
+
+def draft_modules(arch: Architecture) -> list[str]:
+    """The matrices of the MTP draft head, by name without `.weight`: none may be quantised."""
+    return [
+        name.removesuffix(".weight")
+        for name, tensor in _mtp(arch.text).items()
+        if len(tensor.shape) == 2
+    ]
 
 
 def group_of(name: str) -> str:

@@ -1,22 +1,27 @@
-"""Bring a whole checkpoint from a URL or folder to its place, or leave everything as it was."""
+"""Bring a checkpoint or a parent from anywhere to its place, or leave everything as it was."""
 
 from __future__ import annotations
 
-import shutil
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from hostlib.atomic import locked, publish_dir, replace_symlink, write_file
+from hostlib.adoption import exchange
+from hostlib.atomic import fsync_dir, fsync_tree, locked, publish_dir, replace_symlink, write_file
+from hostlib.collection import REMOVING, remove_leftovers
 from hostlib.download import fetch, join, read_bytes, sha256_file
 from hostlib.errors import EXIT_UNABLE, HostError
-from hostlib.progress import size_text
+from hostlib.progress import Progress
 
 from checkpoint import manifest, verify
-from checkpoint.manifest import Manifest
+from checkpoint.manifest import FileEntry, Manifest
 from checkpoint.parallel import StoppableProgress, for_each
+from checkpoint.source import as_source
+from checkpoint.space import require_space
 
 DOWNLOADS = 4  # at once
 LOCK_WAIT_S = 10.0
+STAGING = ".staging-"
 
 
 @dataclass(frozen=True)
@@ -25,12 +30,12 @@ class Place:
 
     Args:
         root: folder of all checkpoints, each in a folder named by its manifest's digest.
-        link: symlink to the wanted one, for people.
+        link: symlink to the wanted one, for people; None: it gets none, as a parent.
         manifest_sha256: digest of the wanted one's manifest.
     """
 
     root: Path
-    link: Path
+    link: Path | None
     manifest_sha256: str
 
     @property
@@ -41,11 +46,19 @@ class Place:
     @property
     def staging(self) -> Path:
         """Where it is put together; the name is stable, so that a killed run is resumed."""
-        return self.root / f".staging-{manifest.folder_name(self.manifest_sha256)}"
+        return self.root / f"{STAGING}{manifest.folder_name(self.manifest_sha256)}"
 
 
-def fetch_checkpoint(source: str, place: Place) -> bool:
-    """Install the checkpoint at `source` (URL or folder) and point the link at it.
+def fetch_checkpoint(source: str | None, place: Place, listed: Manifest | None = None) -> bool:
+    """Install the checkpoint at `source` and point the link at it.
+
+    One that stands there and is damaged, or was touched, is put together anew from what is good
+    in it and what is fetched, and takes its place in one step.
+
+    Args:
+        source: as `checkpoint.source.as_source` takes it; None: it must stand there already.
+        place: where it goes.
+        listed: its manifest; None: the one at the source, which must have the place's digest.
 
     Returns:
         Whether anything changed.
@@ -54,17 +67,23 @@ def fetch_checkpoint(source: str, place: Place) -> bool:
         HostError: the link's place is taken, no space, the source cannot be had, or what it
             holds is not what the digest stands for. Final folder and link are then untouched.
     """
+    source = as_source(source) if source is not None else None
     _check_places(place)
     place.root.mkdir(exist_ok=True)
     with locked(place.root / ".lock", "ckpt fetch", LOCK_WAIT_S):
-        changed = not place.folder.exists()
+        remove_leftovers(place.root, REMOVING)
+        changed = not _stands(place)
         if changed:
-            _install(source, place)
-        else:
-            _check_installed(place)
-        if not link_ok(place):
+            if source is None:
+                raise HostError(
+                    f"{place.folder}: does not stand whole here, and no source is known; adopt it, "
+                    "or give an address: the lock's checkpoint has a place for it"
+                )
+            _install(source, place, listed or _fetch_manifest(source, place))
+        if place.link is not None and not link_ok(place):
             replace_symlink(place.link, place.folder)
             changed = True
+        remove_leftovers(place.root, place.staging.name)  # a damaged one that was replaced
         return changed
 
 
@@ -92,17 +111,20 @@ def status(place: Place) -> dict[str, object]:
 
 
 def link_ok(place: Place) -> bool:
-    """Whether the link is a symlink to the wanted checkpoint's folder."""
+    """Whether the link, if one is wanted, is a symlink to the wanted checkpoint's folder."""
+    if place.link is None:
+        return True
     return place.link.is_symlink() and place.link.readlink() == place.folder
 
 
 def _check_places(place: Place) -> None:
-    if place.link.exists() and not place.link.is_symlink():
+    link = place.link
+    if link is not None and link.exists() and not link.is_symlink():
         raise HostError(
-            f"{place.link}: a checkpoint or file of its own stands here, not a symlink;"
-            " move it away, then run again"
+            f"{link}: a checkpoint or file of its own stands here, not a symlink; take it in with"
+            " ckpt adopt, or move it away, then run again"
         )
-    for parent in (place.root.parent, place.link.parent):
+    for parent in (place.root.parent, (link or place.root).parent):
         if not parent.is_dir():
             raise HostError(
                 f"{parent}: no such folder; mount the data disk or create it, then run again",
@@ -117,30 +139,58 @@ def _check_installed(place: Place) -> None:
         )
 
 
-def _install(source: str, place: Place) -> None:
-    listed = _fetch_manifest(source, place)
+def _stands(place: Place) -> bool:
+    try:
+        _check_installed(place)
+    except HostError:
+        return False
+    return True
+
+
+def _install(source: str, place: Place, listed: Manifest) -> None:
+    if place.folder.is_dir():
+        _check_replaceable(place.folder, listed)
     staging = place.staging
     staging.mkdir(exist_ok=True)
     _remove_strangers(staging, listed)
-    _check_space(staging, listed)
+    _take_over(place.folder, staging, listed)
+    have = sum(path.stat().st_size for path in staging.iterdir())
+    require_space(staging, listed.total_bytes - have)
     write_file(staging / manifest.MANIFEST, listed.raw)
     _fetch_files(source, staging, listed)
     verify.check_names(staging, listed)
     verify.check_tensors(staging, listed)
     verify.write_stamp(staging, listed)
-    publish_dir(staging, place.folder)
+    if place.folder.exists():
+        _replace(place.folder, staging)
+    else:
+        publish_dir(staging, place.folder)
 
 
 def _fetch_manifest(source: str, place: Place) -> Manifest:
     where = join(source, manifest.MANIFEST)
-    listed = manifest.parse(read_bytes(where), where)
-    if listed.sha256 != place.manifest_sha256:
-        raise HostError(
-            f"{where}: sha256 differs from the one asked for; nothing was installed",
-            f"expected {place.manifest_sha256}",
-            f"got      {listed.sha256}",
-        )
-    return listed
+    return manifest.parse_locked(read_bytes(where), where, place.manifest_sha256)
+
+
+def _check_replaceable(folder: Path, listed: Manifest) -> None:
+    """Raise HostError unless all that lies in `folder` is of this checkpoint: nothing is lost."""
+    try:
+        standing = manifest.read(folder).sha256
+    except HostError:
+        standing = listed.sha256  # damaged or gone: written anew
+    if standing != listed.sha256:
+        raise HostError(f"{folder}: holds another manifest; move the folder away, then run again")
+    verify.check_strangers(folder, listed)
+
+
+def _take_over(folder: Path, staging: Path, listed: Manifest) -> None:
+    """Give the files of a damaged checkpoint a second name; they are hashed with the others."""
+    for name, entry in listed.files.items():
+        standing, target = folder / name, staging / name
+        if target.exists() or standing.is_symlink() or not standing.is_file():
+            continue
+        if standing.stat().st_size == entry.size:
+            os.link(standing, target)
 
 
 def _remove_strangers(staging: Path, listed: Manifest) -> None:
@@ -151,29 +201,39 @@ def _remove_strangers(staging: Path, listed: Manifest) -> None:
             path.unlink()
 
 
-def _check_space(staging: Path, listed: Manifest) -> None:
-    have = sum(path.stat().st_size for path in staging.iterdir())
-    needed = listed.total_bytes - have
-    free = shutil.disk_usage(staging).free
-    if needed > free:
-        raise HostError(
-            f"{staging}: {size_text(needed)} needed, {size_text(free)} free;"
-            " make room, then run again",
-            exit_code=EXIT_UNABLE,
-        )
-
-
 def _fetch_files(source: str, staging: Path, listed: Manifest) -> None:
     progress = StoppableProgress("fetching checkpoint", listed.total_bytes)
 
     def bring(name: str) -> None:
         entry, target = listed.files[name], staging / name
-        if target.exists():
-            if target.stat().st_size == entry.size and (
-                sha256_file(target, progress) == entry.sha256
-            ):
-                return
-            target.unlink()
-        fetch(join(source, name), target, entry.sha256, entry.size, progress)
+        if not _is_good(target, entry, progress):
+            target.unlink(missing_ok=True)
+            fetch(join(source, name), target, entry.sha256, entry.size, progress)
 
-    for_each(listed.files, bring, DOWNLOADS, progress)
+    largest_first = sorted(listed.files, key=lambda name: -listed.files[name].size)
+    for_each(largest_first, bring, DOWNLOADS, progress)
+
+
+def _is_good(path: Path, entry: FileEntry, progress: Progress) -> bool:
+    if not path.exists() or path.stat().st_size != entry.size:
+        return False
+    try:
+        if sha256_file(path, progress) == entry.sha256:
+            return True
+    except OSError:  # the disk cannot read it any more
+        return False
+    progress.add(-entry.size)  # counted again when it is fetched
+    return False
+
+
+def _replace(folder: Path, staging: Path) -> None:
+    """Let the checkpoint in `staging` take the place of the damaged one: never none there."""
+    fsync_tree(staging)
+    try:
+        exchange(staging, folder)
+    except OSError as error:
+        raise HostError(
+            f"{folder}: this file system cannot swap two names in one step ({error.strerror}); "
+            "move the damaged folder away, then run again"
+        ) from None
+    fsync_dir(folder.parent)

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,14 +20,16 @@ from checkpoint.strict import (
     as_sha256,
     as_text,
     parse_object,
-    require_regular,
+    read_small,
 )
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 STAMP = "stamp.json"
 CONFIG = "config.json"
+QUANTISATION = "hf_quant_config.json"
 INDEX = "model.safetensors.index.json"
+SINGLE_SHARD = "model.safetensors"  # of a checkpoint in one file, which needs no index
 NAME_DIGITS = 16  # of the manifest's sha256, the name of the checkpoint's folder
 
 
@@ -87,9 +91,9 @@ def parse(raw: bytes, where: str) -> Manifest:
     for name in (MANIFEST, STAMP):
         if name in files:
             raise HostError(f"{where}: files: {name} cannot be a file of the checkpoint")
-    for name in (CONFIG, INDEX):
-        if name not in files:
-            raise HostError(f"{where}: files: {name} is not listed; the manifest is incomplete")
+    for names in ((CONFIG,), (INDEX, SINGLE_SHARD)):
+        if not files.keys() & set(names):
+            raise HostError(f"{where}: files: {names[0]} is not listed; the manifest is incomplete")
     provenance = as_object(top["provenance"], f"{where}: provenance")
     return Manifest(
         raw,
@@ -99,8 +103,28 @@ def parse(raw: bytes, where: str) -> Manifest:
     )
 
 
+def parse_locked(raw: bytes, where: str, sha256: str) -> Manifest:
+    """The manifest in `raw`; raises HostError as `parse`, or if it has another digest."""
+    listed = parse(raw, where)
+    if listed.sha256 != sha256:
+        raise HostError(
+            f"{where}: sha256 differs from the one asked for; nothing was installed",
+            f"expected {sha256}",
+            f"got      {listed.sha256}",
+        )
+    return listed
+
+
 def read(folder: Path) -> Manifest:
     """The manifest in `folder`; raises HostError as `parse`, or if it is absent."""
     path = folder / MANIFEST
-    require_regular(path)
-    return parse(path.read_bytes(), str(path))
+    return parse(read_small(path), str(path))
+
+
+def render(
+    files: Mapping[str, FileEntry], census: Mapping[str, object], provenance: Mapping[str, str]
+) -> bytes:
+    """The bytes of a manifest: the same for the same checkpoint, whenever and wherever made."""
+    listed = {name: {"size": entry.size, "sha256": entry.sha256} for name, entry in files.items()}
+    top = {"format": FORMAT, "files": listed, "census": census, "provenance": provenance}
+    return json.dumps(top, indent=1, sort_keys=True).encode() + b"\n"

@@ -10,9 +10,11 @@ from pathlib import Path
 from hostlib import strict_json
 from hostlib.errors import HostError
 
-LIMIT_BYTES = 64 << 20
+LIMIT_BYTES = 4 << 20  # an index of 2,194 tensors has 0.3 MB
 NAMED_AT_MOST = 5
+NAME_CHARACTERS_AT_MOST = 200
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")  # JSON can escape one half of a pair alone
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,199}")
 
 
@@ -22,11 +24,18 @@ def parse_object(raw: bytes, where: str) -> dict[str, object]:
 
 
 def read_object(path: Path) -> dict[str, object]:
-    """The JSON object in file `path`; raises HostError as `parse_object`, or if it is absent."""
+    """The JSON object in file `path`; raises HostError as `parse_object` and `read_small`."""
+    return parse_object(read_small(path), str(path))
+
+
+def read_small(path: Path) -> bytes:
+    """The whole of `path`; raises HostError if it is absent, no regular file, or large."""
     require_regular(path)
-    if path.stat().st_size > LIMIT_BYTES:
+    with path.open("rb") as stream:
+        content = stream.read(LIMIT_BYTES + 1)
+    if len(content) > LIMIT_BYTES:
         raise HostError(f"{path}: larger than {LIMIT_BYTES} bytes; this is not the file expected")
-    return parse_object(path.read_bytes(), str(path))
+    return content
 
 
 def as_object(value: object, where: str) -> dict[str, object]:
@@ -37,8 +46,8 @@ def as_object(value: object, where: str) -> dict[str, object]:
 
 
 def as_text(value: object, where: str) -> str:
-    """`value` itself if it is a string; raises HostError otherwise."""
-    if not isinstance(value, str):
+    """`value` itself if it is a string of whole characters; raises HostError otherwise."""
+    if not isinstance(value, str) or _HALF_CHARACTER.search(value):
         raise HostError(f"{where}: missing, or not a string")
     return value
 
@@ -76,6 +85,11 @@ def require_regular(path: Path) -> None:
 
 def few(names: Sequence[str]) -> str:
     """The first names and how many more there are."""
-    shown = ", ".join(names[:NAMED_AT_MOST])
+    shown = ", ".join(
+        name
+        if name.isprintable() and len(name) <= NAME_CHARACTERS_AT_MOST
+        else repr(name[:NAME_CHARACTERS_AT_MOST])
+        for name in names[:NAMED_AT_MOST]
+    )
     more = len(names) - NAMED_AT_MOST
     return f"{shown} and {more} more" if more > 0 else shown

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from hostlib.errors import HostError
 
 from enginectl import bootlog, network, systemd
+from enginectl.choice import choose, warn
 from enginectl.paths import Places
 from enginectl.release import Release, load_release
-from enginectl.state import load_state, load_trial
+from enginectl.runfiles import load_start
 
 INVOCATION = re.compile(r"[0-9a-f]{32}")
 
@@ -28,13 +29,9 @@ def launch(places: Places, environment: Mapping[str, str]) -> None:
         HostError: no release to run, or something that it needs is missing.
         OSError: the program could not be executed.
     """
-    invocation = environment.get("INVOCATION_ID", "")
-    if not INVOCATION.fullmatch(invocation):
-        raise HostError(
-            "launch: is for systemd alone (no INVOCATION_ID); use `systemctl start "
-            f"{systemd.ENGINE_UNIT}`"
-        )
-    release = load_release(places, pick(places))
+    invocation = invocation_of(environment)
+    start = load_start(places, invocation)
+    release = load_release(places, start.release if start else choose(places).release)
     check_ready(release)
     os.chdir(release.working_directory)
     log = _open_log(places, invocation)
@@ -46,33 +43,23 @@ def launch(places: Places, environment: Mapping[str, str]) -> None:
     os.execve(release.argv[0], release.argv, engine_environment(release, invocation))
 
 
-def pick(places: Places) -> str:
-    """The name of the release to run: the candidate of an active switch, else the committed one.
+def invocation_of(environment: Mapping[str, str]) -> str:
+    """systemd's id of this start.
 
     Raises:
-        HostError: nothing is committed and no switch is active, or the state is damaged.
+        HostError: this process was not started by systemd.
     """
-    try:
-        trial = load_trial(places)
-        if trial is not None:
-            [switch] = systemd.show(systemd.SWITCH_UNIT)
-            if switch.active == "active" and switch.invocation == trial.invocation:
-                return trial.release
-            _warn(f"{places.trial}: left by a switch that is no longer active; ignored")
-    except HostError as error:  # whatever is wrong with a trial, the committed release can run
-        _warn(f"{error.message}; the trial is ignored")
-    except OSError as error:
-        _warn(f"{places.trial}: {error.strerror}; the trial is ignored")
-    committed = load_state(places).committed
-    if committed is None:
+    invocation = environment.get("INVOCATION_ID", "")
+    if not INVOCATION.fullmatch(invocation):
         raise HostError(
-            f"{places.state}: no release is committed; run `enginectl switch NAME --reason TEXT`"
+            "this command is for systemd alone (no INVOCATION_ID); use `systemctl start "
+            f"{systemd.ENGINE_UNIT}`"
         )
-    return committed
+    return invocation
 
 
 def check_ready(release: Release) -> None:
-    """Wait for the listening address; check everything else that the release needs.
+    """Check what the release needs, once more and as its user.
 
     Raises:
         HostError: names what is missing or in the way.
@@ -84,7 +71,6 @@ def check_ready(release: Release) -> None:
             f"{systemd.ENGINE_UNIT}"
         )
     check_paths(release)
-    network.wait_for_address(release.listen.host, release.address_wait_seconds)
     if network.taken(release.listen):
         raise HostError(
             f"{release.listen}: another process listens there; find it with "
@@ -131,9 +117,5 @@ def _open_log(places: Places, invocation: str) -> int | None:
     try:
         return bootlog.create(places, invocation)
     except OSError as error:  # serving outranks the log
-        _warn(f"{places.boots}: {error.strerror}; this start is logged in the journal alone")
+        warn(f"{places.boots}: {error.strerror}; this start is logged in the journal alone")
         return None
-
-
-def _warn(text: str) -> None:
-    print(f"enginectl: warning: {text}", file=sys.stderr, flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import socket
@@ -67,11 +68,29 @@ def taken_by_others(listen: Listen, own: Iterable[int]) -> bool:
     """
     sockets = _listening(listen)
     for pid in own if sockets else ():
-        try:
-            sockets -= {str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()}
-        except OSError:
-            continue  # it has ended, and its sockets with it
+        sockets -= _sockets(pid)
     return bool(sockets)
+
+
+def listeners(listen: Listen) -> set[int]:
+    """The processes that listen where `listen` would; those that may be looked into."""
+    sockets = _listening(listen)
+    if not sockets:
+        return set()
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    return {pid for pid in pids if sockets & _sockets(pid)}
+
+
+def _sockets(pid: int) -> set[str]:
+    """The open files of a process as /proc names them; empty once it has ended."""
+    found: set[str] = set()
+    try:
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed while we look
+                found.add(str(entry.readlink()))
+    except OSError:
+        return found
+    return found
 
 
 def _listening(listen: Listen) -> set[str]:

@@ -22,9 +22,19 @@ class Places:
         """One line of JSON a switch, for people. Root's."""
         return self.root / "var/lib/fable-engine/history.jsonl"
 
+    @property
+    def state_copy(self) -> Path:
+        """The same state once more, for the case that `state` is damaged. Root's."""
+        return self.state.with_name("state.copy.json")
+
+    @property
+    def releases(self) -> Path:
+        """One folder a release. Root's."""
+        return self.root / "var/lib/fable-engine/releases"
+
     def release(self, name: str) -> Path:
         """The rendered release `name`. Root's."""
-        return self.root / "var/lib/fable-engine/releases" / name / "release.json"
+        return self.releases / name / "release.json"
 
     @property
     def trial(self) -> Path:
@@ -35,6 +45,26 @@ class Places:
     def lock(self) -> Path:
         """Held while a switch runs. Root's."""
         return self.root / "run/fable-engine/switch.lock"
+
+    @property
+    def state_lock(self) -> Path:
+        """Held while `state` is changed. Root's."""
+        return self.root / "run/fable-engine/state.lock"
+
+    @property
+    def start(self) -> Path:
+        """What the latest start of the unit runs. Root's."""
+        return self.root / "run/fable-engine/start.json"
+
+    @property
+    def verdict(self) -> Path:
+        """How the latest start was judged. Root's."""
+        return self.root / "run/fable-engine/verdict.json"
+
+    @property
+    def hold(self) -> Path:
+        """Who drained the engine and why: while it stands, the engine stays down. Root's."""
+        return self.root / "run/fable-engine/hold.json"
 
     @property
     def boots(self) -> Path:

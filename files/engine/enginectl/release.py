@@ -20,7 +20,7 @@ from typing import Any
 
 from hostlib.errors import HostError
 
-from enginectl import strict
+from enginectl import strict, timing
 from enginectl.paths import Places
 
 FORMAT = 1
@@ -42,11 +42,15 @@ _KEYS: strict.Types = {
     "required_paths": list,
     "address_wait_seconds": int,
     "boot_deadline_seconds": int,
+    "cold_boot_deadline_seconds": int,
     "drain_seconds": int,
+    "failed_boots": int,
+    "memory": dict,
     "gates": dict,
 }
 _LISTEN: strict.Types = {"host": str, "port": int}
 _PATHS: strict.Types = {"venv": str, "toolkit": str, "checkpoint": str}
+_MEMORY: strict.Types = {"verdict": str, "demand_tokens": int, "pool_tokens": int, "reason": str}
 _GATES: strict.Types = {
     "mtp_depth": int,
     "tensor_parallel": int,
@@ -90,8 +94,29 @@ class GateSettings:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """Whether the KV cache holds what may run at once, as worked out when it was rendered.
+
+    Attributes:
+        verdict: `fits`, `short`, or `unsure` where nothing near was ever measured.
+        demand_tokens: sequences times tokens in each.
+        pool_tokens: expected size of the cache.
+        reason: both in words.
+    """
+
+    verdict: str
+    demand_tokens: int
+    pool_tokens: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Release:
-    """One release, as read from its file. Times are in seconds."""
+    """One release, as read from its file. Times are in seconds.
+
+    `failed_boots` is the number of boots without an answer, in a row, after which the release
+    before this one is tried. The cold boot deadline holds while the engine's caches are empty.
+    """
 
     name: str
     engine: str
@@ -105,8 +130,19 @@ class Release:
     required_paths: tuple[Path, ...]
     address_wait_seconds: int
     boot_deadline_seconds: int
+    cold_boot_deadline_seconds: int
     drain_seconds: int
+    failed_boots: int
+    memory: Memory
     gates: GateSettings
+
+    @property
+    def boot_seconds(self) -> int:
+        """How long the next boot may take."""
+        cache = self.env.get("VLLM_CACHE_ROOT")
+        if cache is None or _holds_something(Path(cache)):
+            return self.boot_deadline_seconds
+        return self.cold_boot_deadline_seconds
 
     def missing_paths(self) -> list[Path]:
         """Paths that must exist before the engine starts and do not."""
@@ -176,16 +212,25 @@ def parse_release(content: Mapping[str, Any], where: str) -> Release:
             strict.absolute(entry, f"{where}: required_paths")
             for entry in strict.texts(value["required_paths"], f"{where}: required_paths")
         ),
-        address_wait_seconds=_at_least(0, value, "address_wait_seconds", where),
-        boot_deadline_seconds=_at_least(1, value, "boot_deadline_seconds", where),
-        drain_seconds=_at_least(0, value, "drain_seconds", where),
+        address_wait_seconds=strict.within(
+            0, timing.LONGEST_ADDRESS_WAIT_SECONDS, value, "address_wait_seconds", where
+        ),
+        boot_deadline_seconds=strict.within(
+            1, timing.LONGEST_BOOT_SECONDS, value, "boot_deadline_seconds", where
+        ),
+        cold_boot_deadline_seconds=strict.within(
+            1, timing.LONGEST_BOOT_SECONDS, value, "cold_boot_deadline_seconds", where
+        ),
+        drain_seconds=strict.within(0, timing.LONGEST_DRAIN_SECONDS, value, "drain_seconds", where),
+        failed_boots=strict.at_least(1, value, "failed_boots", where),
+        memory=Memory(**strict.check_keys(value["memory"], _MEMORY, f"{where}: memory")),
         gates=GateSettings(
-            mtp_depth=_at_least(0, gates, "mtp_depth", f"{where}: gates"),
-            tensor_parallel=_at_least(1, gates, "tensor_parallel", f"{where}: gates"),
-            census_modules_per_rank=_at_least(
+            mtp_depth=strict.at_least(0, gates, "mtp_depth", f"{where}: gates"),
+            tensor_parallel=strict.at_least(1, gates, "tensor_parallel", f"{where}: gates"),
+            census_modules_per_rank=strict.at_least(
                 0, gates, "census_modules_per_rank", f"{where}: gates"
             ),
-            vocab_rows=_at_least(1, gates, "vocab_rows", f"{where}: gates"),
+            vocab_rows=strict.at_least(1, gates, "vocab_rows", f"{where}: gates"),
         ),
     )
 
@@ -237,11 +282,11 @@ def _served_names(value: list[Any], where: str) -> tuple[str, ...]:
     return names
 
 
-def _at_least(least: int, value: Mapping[str, Any], key: str, where: str) -> int:
-    number: int = value[key]
-    if number < least:
-        raise HostError(f"{where}: {key} must be {least} or more, not {number}")
-    return number
+def _holds_something(folder: Path) -> bool:
+    try:
+        return any(folder.iterdir())
+    except OSError:
+        return False
 
 
 def _there(path: Path) -> bool:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from enginectl.release import Listen
+from enginectl.timing import CHAT_SECONDS
 
 PROBE_SECONDS = 5.0
-# The first request may compile kernels.
-CHAT_SECONDS = 300.0
 LIMIT_BYTES = 4 << 20
+# One line of each an engine, as vLLM's metrics name them.
+_REQUESTS = re.compile(r"^vllm:num_requests_(?:running|waiting)\{.*\} ([0-9.e+]+)$", re.M)
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,16 @@ def served_names(listen: Listen) -> tuple[str, ...] | None:
         return tuple(str(entry["id"]) for entry in json.loads(body)["data"])
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
         return None
+
+
+def requests(listen: Listen) -> int | None:
+    """Requests that run or wait, by /metrics; None if it gives no valid answer."""
+    try:
+        status, body = _request(listen, "GET", "/metrics")
+    except (OSError, http.client.HTTPException):
+        return None
+    found = _REQUESTS.findall(body.decode("utf-8", "replace"))
+    return int(sum(map(float, found))) if status == http.client.OK and found else None
 
 
 def chat(listen: Listen, model: str) -> Chat:

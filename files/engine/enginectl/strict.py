@@ -9,6 +9,7 @@ from typing import Any
 from hostlib import strict_json
 from hostlib.errors import HostError
 
+WAY_OUT = "deploy it again"
 LIMIT_BYTES = 1 << 20
 
 Types = Mapping[str, type | tuple[type, ...]]
@@ -20,7 +21,7 @@ def loads(text: str | bytes, where: str) -> dict[str, Any]:
     Raises:
         HostError: not JSON, not an object, or a key stands twice.
     """
-    return strict_json.parse_object(text, where, "deploy it again")
+    return strict_json.parse_object(text, where, WAY_OUT)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -105,6 +106,30 @@ def absolute(value: str, where: str) -> Path:
     if not path.is_absolute() or ".." in path.parts:
         raise HostError(f"{where}: {value!r} must be an absolute path without '..'")
     return path
+
+
+def at_least(least: int, value: Mapping[str, Any], key: str, where: str) -> int:
+    """The whole number `value[key]`, `least` or more.
+
+    Raises:
+        HostError: it is less.
+    """
+    number: int = value[key]
+    if number < least:
+        raise HostError(f"{where}: {key} must be {least} or more, not {number}")
+    return number
+
+
+def within(least: int, most: int, value: Mapping[str, Any], key: str, where: str) -> int:
+    """The whole number `value[key]`, from `least` to `most`.
+
+    Raises:
+        HostError: it is outside.
+    """
+    number = at_least(least, value, key, where)
+    if number > most:
+        raise HostError(f"{where}: {key} must be {most} or less, not {number}")
+    return number
 
 
 _WORDS = {

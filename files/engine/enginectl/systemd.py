@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import select
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,16 +12,19 @@ from pathlib import Path
 
 from hostlib.errors import EXIT_UNABLE, HostError
 
+from enginectl.timing import SWITCH_STOP_SECONDS
+
+SYSTEMCTL = "/usr/bin/systemctl"
 ENGINE_UNIT = "fable-engine.service"
 SWITCH_UNIT = "fable-switch.service"
+SETTLE_UNIT = "fable-settle.service"
 
 QUERY_SECONDS = 30
-# Longer than TimeoutStopSec of the engine's unit (180 s) by the time that a final SIGKILL takes.
-JOB_SECONDS = 240
-# Time for an ended switch to queue the committed release; nothing is waited for then.
-SWITCH_STOP_SECONDS = 30
 
-_PROPERTIES = "LoadState,ActiveState,SubState,NRestarts,MainPID,InvocationID,ControlGroup"
+_PROPERTIES = (
+    "LoadState,ActiveState,SubState,NRestarts,MainPID,InvocationID,ControlGroup,UnitFileState,"
+    "FragmentPath,DropInPaths"
+)
 _CGROUP_ROOTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/systemd"))
 
 
@@ -33,11 +39,22 @@ class Unit:
     main_pid: int
     invocation: str
     control_group: str
+    enabled: bool
+    texts: tuple[Path, ...]
 
     @property
     def running(self) -> bool:
         """It has been started and its main process lives, as far as systemd knows."""
-        return self.active == "active" and self.main_pid > 0
+        return self.active in ("active", "activating") and self.main_pid > 0
+
+    @property
+    def text_digest(self) -> str:
+        """Digest of the unit's file and drop-ins as they lie there now."""
+        digest = hashlib.sha256()
+        for path in self.texts:
+            with contextlib.suppress(OSError):
+                digest.update(path.read_bytes() + b"\0")
+        return digest.hexdigest()[:16]
 
 
 def show(*units: str) -> list[Unit]:
@@ -67,16 +84,18 @@ def parse_properties(block: str) -> Unit:
         main_pid=int(values.get("MainPID") or 0),
         invocation=values.get("InvocationID", ""),
         control_group=values.get("ControlGroup", ""),
+        enabled=values.get("UnitFileState", "") in ("enabled", "enabled-runtime"),
+        texts=tuple(
+            Path(word)
+            for key in ("FragmentPath", "DropInPaths")
+            for word in values.get(key, "").split()
+        ),
     )
 
 
-def job(verb: str, unit: str) -> None:
-    """Start, stop or restart `unit` and wait for it.
-
-    Raises:
-        HostError: the job failed or took longer than JOB_SECONDS.
-    """
-    _systemctl([verb, unit], JOB_SECONDS)
+def ended(handle: int, seconds: float) -> bool:
+    """Whether the process behind a pidfd has ended; waits up to `seconds` for that."""
+    return bool(select.select([handle], [], [], seconds)[0])
 
 
 def queue(verb: str, unit: str) -> None:
@@ -124,6 +143,8 @@ def run_as_switch(argv: Sequence[str], environment: Mapping[str, str]) -> int:
         "--quiet",
         "--property=Type=exec",
         f"--property=TimeoutStopSec={SWITCH_STOP_SECONDS}",
+        # However it ends, SIGKILL included: see that the committed release serves.
+        f"--property=ExecStopPost={SYSTEMCTL} --no-block start {SETTLE_UNIT}",
         *(f"--setenv={key}={value}" for key, value in environment.items()),
         "--",
         # systemd expands $ in a command line; a doubled one stands for itself

@@ -33,34 +33,54 @@ def prove(release: Release, environment: Mapping[str, str], say: Callable[[str],
     Raises:
         HostError: a check failed, or the proof could not run.
     """
-    command = [
-        *_as_user(release.user),
-        "nice",  # an engine may be serving beside it
-        str(PROGRAM), "--json", f"--venv={release.paths['venv']}", f"--engine={release.engine}",
-        "--environment=-", str(release.paths["toolkit"]),
-    ]  # fmt: skip
+    reasons = _reasons(release, environment, say)
+    if reasons:
+        raise HostError(
+            f"{release.name}: its toolkit is not proved, nothing was touched: {reasons[0]}",
+            *reasons[1:],
+            exit_code=exits.EXIT_UNPROVED,
+        )
+
+
+def report(
+    release: Release, environment: Mapping[str, str], say: Callable[[str], None]
+) -> str | None:
+    """Prove as `prove` does, for a release that must run whatever comes of it.
+
+    Returns:
+        Why its toolkit is not proved, on one line; None when it is.
+    """
+    reasons = _reasons(release, environment, say)
+    return f"{release.name}: its toolkit is not proved: {reasons[0]}" if reasons else None
+
+
+def _reasons(
+    release: Release, environment: Mapping[str, str], say: Callable[[str], None]
+) -> list[str]:
+    """Why the toolkit is not proved: a line for each check that failed; none when it is."""
     try:
-        code, report, last = _run(command, json.dumps(dict(environment)), say)
+        command = [
+            *as_user(release.user),
+            "nice",  # an engine may be serving beside it
+            str(PROGRAM), "--json", f"--venv={release.paths['venv']}",
+            f"--engine={release.engine}", "--environment=-", str(release.paths["toolkit"]),
+        ]  # fmt: skip
+        code, found, last = _run(command, json.dumps(dict(environment)), say)
+    except KeyError:
+        return [f"the host has no user {release.user}; deploy it again"]
     except FileNotFoundError as error:
-        raise _unproved(release, f"{error.filename} is not installed; deploy it again") from None
+        return [f"{error.filename} is not installed; deploy it again"]
+    except OSError as error:
+        return [f"the proof could not be started ({error.strerror})"]
     if code == EXIT_OK:
-        return
-    failures = report.get("failures")
+        return []
+    failures = found.get("failures")
     if code == EXIT_FAILED and isinstance(failures, list) and failures:
-        first, *others = [str(failure) for failure in failures]
-        raise _unproved(release, first, *others)
-    raise _unproved(release, f"the proof could not run (exit code {code}): {last}")
+        return [str(failure) for failure in failures]
+    return [f"the proof could not run (exit code {code}): {last}"]
 
 
-def _unproved(release: Release, reason: str, *others: str) -> HostError:
-    return HostError(
-        f"{release.name}: its toolkit is not proved, nothing was touched: {reason}",
-        *others,
-        exit_code=exits.EXIT_UNPROVED,
-    )
-
-
-def _as_user(user: str) -> list[str]:
+def as_user(user: str) -> list[str]:
     """What drops root's rights for good: the service user can write all that the proof runs."""
     if os.geteuid() != 0:
         return []
@@ -105,7 +125,7 @@ def _run(
                 process.stdin.write(text)
                 process.stdin.close()
             for line in process.stderr:
-                last = _printable(line)
+                last = printable(line)
                 say(last)
             code = process.wait()
         finally:
@@ -132,6 +152,6 @@ def _end(process: subprocess.Popen[str]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _printable(line: str) -> str:
+def printable(line: str) -> str:
     text = line.rstrip()[:LONGEST_LINE]
     return "".join(sign if sign.isprintable() else "?" for sign in text)

@@ -3,10 +3,10 @@
 
 Laid down by fable-stack: edits are lost with the next deploy.
 
-Installed as ~/bin/fable_gateway.py, beside ~/fable-gateway with app/fable_gateway (the package)
-and venv. Any python3 may start it. `--place DIR` as the first argument names another folder than
-~/fable-gateway. Exit code 2 if the package or the venv is not there; all others are documented by
-`fable_gateway.py --help`.
+Installed as ~/bin/fable_gateway.py, beside ~/fable-gateway with app/fable_gateway (the package),
+tools/hostlib and venv. Any python3 may start it. `--place DIR` as the first argument names another
+folder than ~/fable-gateway. Exit code 2 if the package or the venv is not there; all others are
+documented by `fable_gateway.py --help`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> int:
     if not (inside and sys.flags.isolated):
         command = [str(python), "-I", __file__, "--place", str(place), *arguments]
         os.execv(python, command)
-    sys.path.insert(0, str(app))
+    sys.path[:0] = [str(app), str(place / "tools")]
     from fable_gateway.cli import main as run
     from fable_gateway.errors import run_main
 

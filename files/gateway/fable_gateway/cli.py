@@ -6,14 +6,15 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from fable_gateway import config, keys
-from fable_gateway.errors import EXIT_OK, GatewayError
+from fable_gateway import config, keyfile, keys_cli
+from fable_gateway.errors import EXIT_OK
 
+DEFAULT_CONFIG = Path("/etc/fable-gateway/config.json")
 EXIT_CODES = """\
 exit codes:
   0    done; for serve: stopped by SIGTERM or SIGINT
-  1    refused: the config or an argument is wrong
-  2    unable: a file cannot be read, the address is taken, the command line is wrong
+  1    refused: the config, a key or an argument is wrong
+  2    unable: a file cannot be read or written, the address is taken, the command line is wrong
   130  interrupted
 """
 
@@ -29,28 +30,22 @@ def main(arguments: Sequence[str]) -> int:
         from fable_gateway.service import serve
 
         return serve(chosen.config)
-    if chosen.command == "check":
-        return _check(chosen.config)
-    return _new_key(chosen.name)
+    if chosen.command == "keys":
+        return keys_cli.run(chosen)
+    return _check(chosen.config, chosen.keys)
 
 
-def _check(path: Path) -> int:
-    found = config.load(path)
-    print(
-        f"{path}: valid; {found.host}:{found.port} to {found.upstream}, "
-        f"{len(found.keys.digests)} keys, {found.max_in_flight} in flight"
-    )
-    return EXIT_OK
-
-
-def _new_key(name: str) -> int:
-    if not keys.NAME.fullmatch(name):
-        raise GatewayError(
-            f"{name!r}: no name for a key; use letters, digits, '.', '_' and '-', at most 64"
+def _check(config_file: Path | None, keys_file: Path | None) -> int:
+    if config_file is None and keys_file is None:
+        config_file, keys_file = DEFAULT_CONFIG, keyfile.DEFAULT
+    if config_file is not None:
+        found = config.load(config_file)
+        print(
+            f"{config_file}: valid; {found.host}:{found.port} to {found.upstream}, "
+            f"{found.max_in_flight} in flight"
         )
-    key = keys.new_key()
-    print(f"key, shown only now:  {key}")
-    print(f"line for the settings:  {keys.settings_line(name, key)}")
+    if keys_file is not None:
+        print(f"{keys_file}: valid; {len(keyfile.load(keys_file).keys)} keys")
     return EXIT_OK
 
 
@@ -63,14 +58,14 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, text in (
-        ("serve", "listen and serve until SIGTERM; SIGHUP reloads the keys"),
-        ("check", "say whether a config is valid"),
-    ):
-        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        command.add_argument("--config", type=Path, required=True, metavar="FILE")
-    keys_parser = commands.add_parser("keys", help="make keys", allow_abbrev=False)
-    actions = keys_parser.add_subparsers(dest="action", required=True)
-    new = actions.add_parser("new", help="make a key and show it once", allow_abbrev=False)
-    new.add_argument("name", metavar="NAME")
+    text = "listen and serve until SIGTERM; the key file is followed, SIGHUP reads it at once"
+    serve = commands.add_parser("serve", help=text, description=text, allow_abbrev=False)
+    serve.add_argument("--config", type=Path, default=DEFAULT_CONFIG, metavar="FILE")
+    text = "say whether a config and a key file are valid; without arguments the installed ones"
+    check = commands.add_parser("check", help=text, description=text, allow_abbrev=False)
+    check.add_argument("--config", type=Path, metavar="FILE")
+    check.add_argument("--keys", type=Path, metavar="FILE")
+    text = "make, list, take away, replace and take over keys"
+    keys = commands.add_parser("keys", help=text, description=text, allow_abbrev=False)
+    keys_cli.add_parser(keys)
     return parser

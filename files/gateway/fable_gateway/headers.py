@@ -23,6 +23,10 @@ HOP_BY_HOP = frozenset(
 # The body is read, decompressed and sent anew, so its framing is not the client's.
 REFRAMED = frozenset({"host", "content-length", "content-encoding", "accept-encoding", "expect"})
 SECRETS = frozenset({"authorization", "x-api-key", "api-key", "cookie"})
+# Whatever a client says of where it comes from; nobody here believes it.
+ORIGINS = frozenset(
+    {"forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "x-real-ip"}
+)
 
 
 def _named_by_connection(headers: Mapping[str, str]) -> frozenset[str]:
@@ -32,7 +36,7 @@ def _named_by_connection(headers: Mapping[str, str]) -> frozenset[str]:
 
 def to_engine(headers: CIMultiDictProxy[str], request_id: str) -> CIMultiDict[str]:
     """The request's headers as the engine may see them: no keys, nothing of this connection."""
-    dropped = HOP_BY_HOP | REFRAMED | SECRETS | _named_by_connection(headers)
+    dropped = HOP_BY_HOP | REFRAMED | SECRETS | ORIGINS | _named_by_connection(headers)
     kept = CIMultiDict((n, v) for n, v in headers.items() if n.lower() not in dropped)
     kept["Accept-Encoding"] = "identity"
     kept["X-Request-Id"] = request_id

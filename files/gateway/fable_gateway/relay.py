@@ -158,9 +158,9 @@ async def _read(answer: Answer, limit_s: float | None = None) -> bytes:
     """
     try:
         if limit_s is None:
-            return await answer.response.content.readany()
+            return await answer.read()
         async with asyncio.timeout(limit_s):
-            return await answer.response.content.readany()
+            return await answer.read()
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise _BrokeOff(f"the engine broke off: {type(error).__name__}") from None
 

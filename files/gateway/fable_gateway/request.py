@@ -8,6 +8,7 @@ from typing import Any
 
 from fable_gateway.arguments import Json, to_bytes
 from fable_gateway.callreaders import Tools
+from fable_gateway.checked import distinct
 from fable_gateway.history import repaired
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -23,6 +24,7 @@ class Asked:
         chat: whether the answer is a chat message.
         tools: what the request declared; empty with tool_choice none.
         choices: how many choices the answer has.
+        model: the model's name.
         strip_usage: whether usage was asked for by the gateway alone.
     """
 
@@ -31,6 +33,7 @@ class Asked:
     tools: Tools = field(default_factory=Tools)
     choices: int = 1
     strip_usage: bool = False
+    model: str | None = None
 
 
 def understand(body: bytes, path: str) -> Asked | None:
@@ -58,9 +61,24 @@ def understand(body: bytes, path: str) -> Asked | None:
             tools=_tools(value) if path == CHAT else Tools(),
             choices=_choices(value),
             strip_usage=strip,
+            model=_model(value),
         )
     except (ValueError, RecursionError):
         return Asked(body, path == CHAT)
+
+
+def certain_model(body: bytes) -> str | None:
+    """The model that every reader sees in `body`; None where two could differ."""
+    try:
+        value = json.loads(body.decode(), object_pairs_hook=distinct)
+    except (ValueError, RecursionError):
+        return None
+    return _model(value) if isinstance(value, dict) else None
+
+
+def _model(value: Json) -> str | None:
+    model = value.get("model")
+    return model if isinstance(model, str) else None
 
 
 def with_usage(body: bytes, value: Json) -> bytes:

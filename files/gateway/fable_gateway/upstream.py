@@ -1,31 +1,39 @@
-"""The way to the engine: connections, patience while it is away, and what may be tried again."""
+"""The way to the engine: its connections, and what may be tried again."""
 
 from __future__ import annotations
 
 import asyncio
-import io
 import json
-import random
-import socket
+import re
+import time
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import aiohttp
 from multidict import CIMultiDict
 from yarl import URL
 
-# The engine closes idle connections after 5 s.
-IDLE_S = 4.0
+from fable_gateway.connections import Trace, session
+from fable_gateway.patience import ACCEPTED_S, Patience
+
 # No answer, or silence inside one, for this long means that the engine hangs.
 SILENCE_S = 1800.0
 PROBE_S = 2.0
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 2.0
+PIECE_BYTES = 64 << 10
 HEAD_BYTES = 64 << 10
+RETRY_AFTER = re.compile(r"[0-9]{1,6}")
 SHUTTING_DOWN = b"cannot schedule new futures"
 
 
 class EngineAway(Exception):
-    """The engine has not begun with this request; it may be sent again."""
+    """The engine has not begun with this request; it may be sent again.
+
+    `retry_after` is what it said itself, in seconds.
+    """
+
+    def __init__(self, reason: str, retry_after: int | None = None) -> None:
+        super().__init__(reason)
+        self.retry_after = retry_after
 
 
 class EngineFailed(Exception):
@@ -36,27 +44,49 @@ class _ConnectionBroke(EngineFailed):
     """The connection ended before the answer began."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Call:
-    """One request to the engine; `target` is path and query as the client encoded them."""
+    """One request to the engine.
+
+    Attributes:
+        method: as the client sent it.
+        target: path and query as the client encoded them.
+        headers: as the engine may see them.
+        body: the bytes to send.
+        tries: how often it was sent.
+    """
 
     method: str
     target: str
     headers: CIMultiDict[str]
     body: bytes
-
-
-@dataclass(frozen=True)
-class Answer:
-    """An answer whose first bytes, `head`, may have been read already."""
-
-    response: aiohttp.ClientResponse
-    head: bytes = b""
+    tries: int = 0
 
 
 @dataclass
-class _Trace:
-    reused: bool = False
+class Answer:
+    """An answer.
+
+    Attributes:
+        response: the engine's, read with `read` only.
+        head: first bytes, read already.
+        first_byte: when the first byte came, in time.monotonic's seconds.
+    """
+
+    response: aiohttp.ClientResponse
+    head: bytes = b""
+    first_byte: float | None = None
+
+    async def read(self) -> bytes:
+        """The next bytes; empty at the end.
+
+        Raises:
+            aiohttp.ClientError, OSError: the engine broke off.
+        """
+        chunk = await self.response.content.readany()
+        if chunk and self.first_byte is None:
+            self.first_byte = time.monotonic()
+        return chunk
 
 
 def away_reason(status: int, head: bytes) -> str | None:
@@ -68,27 +98,18 @@ def away_reason(status: int, head: bytes) -> str | None:
     return None
 
 
-def pause_seconds(attempt: int, chance: float) -> float:
-    """Pause after failed attempt 0, 1, …: doubled each time, halved at most by `chance` in [0, 1).
-
-    The jitter keeps the requests that wait from arriving all at once.
-    """
-    longest: float = min(FIRST_PAUSE_S * 2 ** min(attempt, 10), LONGEST_PAUSE_S)
-    return longest * (1 - chance / 2)
-
-
 class Upstream:
     """Connections to one engine. Make, use and close it inside the same event loop."""
 
     def __init__(self, base: str, connect_timeout_seconds: float) -> None:
         self._base = base
-        trace = aiohttp.TraceConfig()
-        trace.on_connection_reuseconn.append(_note_reuse)
+        self.patience = Patience()
+        self._health: asyncio.Task[bytes | None] | None = None
         timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=connect_timeout_seconds, sock_read=SILENCE_S
         )
-        self._pooled = _session(timeout, trace, keep=True)
-        self._fresh = _session(timeout, trace, keep=False)
+        self._pooled = session(timeout, keep=True)
+        self._fresh = session(timeout, keep=False)
 
     async def close(self) -> None:
         """Close every connection."""
@@ -96,8 +117,10 @@ class Upstream:
         await self._fresh.close()
 
     async def healthy(self) -> bool:
-        """Whether the engine answers its health check now."""
-        return await self._probe("/health") is not None
+        """Whether the engine answers its health check now; all who ask at once share one."""
+        if self._health is None or self._health.done():
+            self._health = asyncio.create_task(self._probe("/health"))
+        return await asyncio.shield(self._health) is not None
 
     async def served_models(self) -> frozenset[str]:
         """Names that the engine serves now; empty if it is away."""
@@ -118,36 +141,71 @@ class Upstream:
             EngineAway: it was still away at the deadline.
             EngineFailed: it broke off before its answer began.
         """
-        loop = asyncio.get_running_loop()
-        attempt = 0
+        away = EngineAway("it has been away for a while")
         while True:
             try:
-                return await self._send(call)
-            except EngineAway:
-                left = deadline - loop.time()
-                if left <= 0:
+                trying = await self.patience.turn(deadline)
+            except TimeoutError:
+                raise away from None
+            try:
+                return await self._try(call, trying)
+            except EngineAway as error:
+                away = error
+                left = deadline - asyncio.get_running_loop().time()
+                if left <= (error.retry_after or 0):
                     raise
-                pause = pause_seconds(attempt, random.random())  # noqa: S311
-                await asyncio.sleep(min(pause, left))
-                attempt += 1
 
-    async def _send(self, call: Call) -> Answer:
-        trace = _Trace()
+    async def _try(self, call: Call, trying: bool) -> Answer:
+        """Send once; everybody who waits learns of the outcome."""
+        accepted: asyncio.TimerHandle | None = None
+
+        def give_up_waiting() -> None:
+            # Once told, the news is no longer this one's to take back.
+            nonlocal trying
+            trying = False
+            self.patience.back()
+
+        def sent() -> None:
+            nonlocal accepted
+            if trying:
+                accepted = asyncio.get_running_loop().call_later(ACCEPTED_S, give_up_waiting)
+
+        call.tries += 1
+        try:
+            answer = await self._send(call, sent)
+        except EngineAway:
+            self.patience.away(trying=trying)
+            raise
+        except BaseException:
+            self.patience.gone(trying=trying)
+            raise
+        finally:
+            if accepted:
+                accepted.cancel()
+        if self.patience.is_away:
+            self.patience.back()
+        return answer
+
+    async def _send(self, call: Call, sent: Callable[[], None]) -> Answer:
+        trace = Trace(on_sent=sent)
         try:
             return await self._send_once(self._pooled, call, trace)
         except _ConnectionBroke:
             if not trace.reused:
                 raise
         # The engine may have closed an idle connection while the request was on its way.
+        call.tries += 1
         return await self._send_once(self._fresh, call, trace)
 
-    async def _send_once(self, session: aiohttp.ClientSession, call: Call, trace: _Trace) -> Answer:
+    async def _send_once(self, pool: aiohttp.ClientSession, call: Call, trace: Trace) -> Answer:
+        if call.body:
+            call.headers["Content-Length"] = str(len(call.body))
         try:
-            response = await session.request(
+            response = await pool.request(
                 call.method,
                 URL(self._base + call.target, encoded=True),
                 headers=call.headers,
-                data=io.BytesIO(call.body) if call.body else None,
+                data=_data(call.body),
                 allow_redirects=False,
                 trace_request_ctx=trace,
             )
@@ -159,7 +217,11 @@ class Upstream:
             raise _ConnectionBroke(f"the connection broke: {type(error).__name__}") from None
         except aiohttp.ClientError as error:
             raise EngineFailed(f"not understood: {type(error).__name__}") from None
-        return await _told_apart(response) if response.status in (500, 503) else Answer(response)
+        answer = Answer(response)
+        if response.status in (500, 503):
+            answer.head = await _head(response)
+            answer.first_byte = time.monotonic()
+        return answer
 
     async def _probe(self, path: str) -> bytes | None:
         """The body of a 200 answer that came in time."""
@@ -172,7 +234,8 @@ class Upstream:
             return None
 
 
-async def _told_apart(response: aiohttp.ClientResponse) -> Answer:
+async def _head(response: aiohttp.ClientResponse) -> bytes:
+    """The begin of an answer 500 or 503, unless it means that the engine is away."""
     head = bytearray()
     try:
         while len(head) < HEAD_BYTES and (chunk := await response.content.readany()):
@@ -185,46 +248,21 @@ async def _told_apart(response: aiohttp.ClientResponse) -> Answer:
         raise
     if reason := away_reason(response.status, bytes(head)):
         response.close()
-        raise EngineAway(reason)
-    return Answer(response, bytes(head))
+        later = response.headers.get("Retry-After", "")
+        raise EngineAway(reason, int(later) if RETRY_AFTER.fullmatch(later) else None)
+    return bytes(head)
 
 
-def _session(
-    timeout: aiohttp.ClientTimeout, trace: aiohttp.TraceConfig, keep: bool
-) -> aiohttp.ClientSession:
-    connector = (
-        aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S, socket_factory=_socket)
-        if keep
-        else aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_socket)
-    )
-    return aiohttp.ClientSession(
-        connector=connector,
-        timeout=timeout,
-        trace_configs=[trace],
-        auto_decompress=False,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
-    )
+def _data(body: bytes) -> bytes | AsyncIterator[bytes] | None:
+    """Small bodies go out with the headers; large ones piece by piece, at the engine's pace."""
+    if len(body) <= PIECE_BYTES:
+        return body or None
+    return _pieces(body)
 
 
-def _socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    """A socket that notices within half a minute that the engine's host is gone."""
-    family, kind, protocol, _, _ = address
-    result = socket.socket(family, kind, protocol)
-    result.setblocking(False)
-    result.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    result.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 15)
-    result.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
-    result.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    return result
-
-
-async def _note_reuse(
-    _session: aiohttp.ClientSession, context: object, _parameters: object
-) -> None:
-    trace = getattr(context, "trace_request_ctx", None)
-    if isinstance(trace, _Trace):
-        trace.reused = True
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), PIECE_BYTES):
+        yield body[start : start + PIECE_BYTES]
 
 
 def _connect_text(error: Exception) -> str:

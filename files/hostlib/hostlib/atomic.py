@@ -94,6 +94,21 @@ def publish_dir(staged: Path, final: Path) -> None:
     fsync_dir(final.parent)
 
 
+def remove_tree(path: Path) -> None:
+    """Remove the folder `path` and all below it, folders without write permission too.
+
+    Raises:
+        OSError: something cannot be removed.
+    """
+    path.chmod(0o700)
+    for folder, names, _ in os.walk(path):
+        for name in names:
+            inner = Path(folder, name)
+            if not inner.is_symlink():
+                inner.chmod(0o700)
+    shutil.rmtree(path)
+
+
 @contextlib.contextmanager
 def locked(
     path: Path,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import http.client
 import os
@@ -9,17 +10,21 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hostlib.atomic import fsync_dir
 from hostlib.errors import EXIT_UNABLE, HostError
 from hostlib.progress import Progress
+from hostlib.ssh import SCHEME, RemoteFile
 
 CHUNK_BYTES = 1 << 20
 ATTEMPTS = 5
-TIMEOUT_S = 60.0
+ATTEMPTS_AT_SMALL = 3
+TIMEOUT_S = 60.0  # without a byte, or for fewer than the slowest transfer's
+SLOWEST_BYTES = 1 << 16
 BACKOFF_S = 0.5
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 PASSING_STATUS = (
     http.client.REQUEST_TIMEOUT,
     http.client.TOO_MANY_REQUESTS,
@@ -28,7 +33,7 @@ PASSING_STATUS = (
 
 
 def join(base: str, relative: str) -> str:
-    """`relative` below `base`, which is a URL (http, https, file) or a folder.
+    """`relative` below `base`, which is a URL (http, https, file, ssh) or a folder.
 
     Raises:
         HostError: `relative` is absolute or climbs out of `base`.
@@ -77,13 +82,16 @@ def read_bytes(source: str, limit_bytes: int = 64 << 20) -> bytes:
     """The whole of a small file at `source` (URL or path).
 
     Raises:
-        HostError: it cannot be had, or is larger than `limit_bytes`.
+        HostError: it cannot be had, also when tried again, or is larger than `limit_bytes`.
     """
-    try:
-        with _open(source, 0) as stream:
-            content: bytes = stream.read(limit_bytes + 1)
-    except (OSError, http.client.HTTPException) as error:
-        raise _unreachable(source, error) from None
+    patience = _Patience(source, ATTEMPTS_AT_SMALL)
+    while True:
+        try:
+            with _open(source, 0) as response:
+                content = b"".join(_chunks(response, limit_bytes + 1))
+            break
+        except (OSError, http.client.HTTPException) as error:
+            patience.bear(error)
     if len(content) > limit_bytes:
         raise HostError(f"{source}: larger than {limit_bytes} bytes; this is not the file expected")
     return content
@@ -97,9 +105,9 @@ def read_tail(source: str, size: int, count: int) -> bytes | None:
             if source.startswith("http"):
                 if offset and stream.status != http.client.PARTIAL_CONTENT:
                     return None
-            elif offset:
+            elif offset and not isinstance(stream, RemoteFile):
                 stream.seek(offset)
-            return stream.read(count)
+            return b"".join(_chunks(stream, count))
     except (OSError, http.client.HTTPException, HostError):
         return None
 
@@ -126,9 +134,10 @@ def fetch(
         HostError: it cannot be had, or its size or sha256 differs.
     """
     partial = target.with_name(f"{target.name}.partial")
-    attempt = 0
+    patience = _Patience(source)
+    anew = False
+    most = _size(partial)  # what is lost and comes again is no gain
     while True:
-        before = partial.stat().st_size if partial.exists() else 0
         counted = 0
 
         def count(more: int) -> None:
@@ -142,22 +151,49 @@ def fetch(
             if digest == sha256 and size in (None, have):
                 break
             partial.unlink()
-            if not resumed:
+            if anew or not resumed:
                 raise _differs(source, sha256, digest, size, have)
+            # What lay there may have been damaged; what comes now is the source's.
+            anew, most = True, 0
         except (OSError, http.client.HTTPException) as error:
-            if not _may_pass(error):
-                raise _unreachable(source, error) from None
+            if isinstance(error, OSError) and error.errno in NO_ROOM:
+                raise HostError(
+                    f"{partial}: {error.strerror}; free space there, then run again",
+                    exit_code=EXIT_UNABLE,
+                ) from None
             if _is_status(error, http.client.REQUESTED_RANGE_NOT_SATISFIABLE):
                 partial.unlink(missing_ok=True)
-            gained = (partial.stat().st_size if partial.exists() else 0) - before
-            attempt = 1 if gained >= CHUNK_BYTES else attempt + 1
-            if attempt >= ATTEMPTS:
-                raise _unreachable(source, error) from None
-            time.sleep(BACKOFF_S * 2 ** (attempt - 1))
+            have = _size(partial)
+            patience.bear(error, have - most)
+            most = max(most, have)
         count(-counted)  # the next attempt counts the same bytes again
     partial.replace(target)
     if durable:
         fsync_dir(target.parent)
+
+
+class _Patience:
+    """How long one source is tried again: with growing pauses, which begin anew after a gain."""
+
+    def __init__(self, source: str, attempts: int = ATTEMPTS) -> None:
+        self.source = source
+        self.attempts = attempts
+        self.failures = 0
+
+    def bear(self, error: Exception, gained_bytes: int = 0) -> None:
+        """Wait before the next attempt.
+
+        Raises:
+            HostError: trying again would not help, or has not helped.
+        """
+        self.failures = 1 if gained_bytes >= CHUNK_BYTES else self.failures + 1
+        if not _may_pass(error) or self.failures >= self.attempts:
+            raise _unreachable(self.source, error) from None
+        time.sleep(BACKOFF_S * 2 ** (self.failures - 1))
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _is_status(error: BaseException, *codes: int) -> bool:
@@ -187,7 +223,9 @@ def _differs(source: str, sha256: str, digest: str, size: int | None, have: int)
     )
 
 
-def _open(source: str, offset: int) -> http.client.HTTPResponse:
+def _open(source: str, offset: int) -> http.client.HTTPResponse | RemoteFile:
+    if source.startswith(SCHEME):
+        return RemoteFile(source, offset, TIMEOUT_S)
     if is_local(source):
         source = Path(source).resolve().as_uri()
     try:
@@ -202,12 +240,42 @@ def _open(source: str, offset: int) -> http.client.HTTPResponse:
     return response
 
 
+def _chunks(
+    response: http.client.HTTPResponse | RemoteFile, limit_bytes: int | None = None
+) -> Iterator[bytes]:
+    """What comes, as it comes: all of it, or its first `limit_bytes`.
+
+    Raises:
+        ConnectionError: it ends before all that was announced has come.
+        TimeoutError: it comes so slowly that it may never end.
+    """
+    announced = getattr(response, "length", None)  # of files: none
+    wanted = min((n for n in (announced, limit_bytes) if n is not None), default=None)
+    count = lately = 0
+    since = time.monotonic()
+    while wanted is None or count < wanted:
+        most = CHUNK_BYTES if wanted is None else min(CHUNK_BYTES, wanted - count)
+        chunk = response.read1(most)
+        if not chunk:
+            break
+        count += len(chunk)
+        yield chunk
+        lately += len(chunk)
+        elapsed = time.monotonic() - since
+        if elapsed > TIMEOUT_S:
+            if lately < SLOWEST_BYTES:
+                raise TimeoutError(f"no more than {lately} bytes in {elapsed:.0f} s")
+            lately, since = 0, time.monotonic()
+    if announced is not None and wanted is not None and count < wanted:
+        raise ConnectionError(f"cut off after {count} of {announced} bytes")
+
+
 def _transfer(
     source: str, partial: Path, size: int | None, count: Callable[[int], None], durable: bool
 ) -> tuple[str, int, bool]:
     """One attempt; digest and size of what lies in `partial` then, and whether it was resumed."""
     digest = hashlib.sha256()
-    have = partial.stat().st_size if partial.exists() else 0
+    have = _size(partial)
     if size is not None and have > size:
         partial.unlink()
         have = 0
@@ -225,7 +293,7 @@ def _transfer(
             count(-have)
             digest, have = hashlib.sha256(), 0
         with partial.open("ab" if resumed else "wb") as stream:
-            while chunk := response.read(CHUNK_BYTES):
+            for chunk in _chunks(response):
                 stream.write(chunk)
                 digest.update(chunk)
                 have += len(chunk)
@@ -235,14 +303,13 @@ def _transfer(
             stream.flush()
             if durable:
                 os.fsync(stream.fileno())
-        whole = getattr(response, "length", 0) == 0  # all that the server announced
-    if size is not None and have < size and not whole:
+        unannounced = getattr(response, "length", 0) is None  # so the end may be a cut
+    if size is not None and have < size and unannounced:
         raise ConnectionError(f"cut off after {have} of {size} bytes")
     return digest.hexdigest(), have, resumed
 
 
 def _unreachable(source: str, error: BaseException) -> HostError:
-    return HostError(
-        f"{source}: cannot be fetched ({error}); check the address and the network, then run again",
-        exit_code=EXIT_UNABLE,
-    )
+    reason = " ".join(str(error).split())
+    way_out = "check the address and the network, then run again"
+    return HostError(f"{source}: cannot be fetched ({reason}); {way_out}", exit_code=EXIT_UNABLE)

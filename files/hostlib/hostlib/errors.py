@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import signal
 import sys
 from collections.abc import Callable
 
@@ -10,6 +12,13 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_UNABLE = 2
 EXIT_INTERRUPTED = 130
+WAYS_OUT = {
+    errno.ENOSPC: "free space or inodes there, then run again",
+    errno.EDQUOT: "free space within this user's quota, then run again",
+    errno.EACCES: "give it to this user, then run again",
+    errno.EPERM: "give it to this user, then run again",
+    errno.EROFS: "make it writable, then run again",
+}
 
 
 class HostError(Exception):
@@ -26,6 +35,15 @@ class HostError(Exception):
         self.message = message
         self.details = details
         self.exit_code = exit_code
+
+
+def interrupt_on_sigterm() -> None:
+    """SIGTERM ends this program as Ctrl-C does: what it started and wrote is removed."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
 
 
 def run_main(program: str, main: Callable[[], int]) -> int:
@@ -45,5 +63,7 @@ def run_main(program: str, main: Callable[[], int]) -> int:
         return EXIT_FAILED
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        print(f"{program}: {place}{error.strerror or error}", file=sys.stderr)
+        way_out = f"; {WAYS_OUT[error.errno]}" if error.errno in WAYS_OUT else ""
+        reason = " ".join(str(error.strerror or error).split())
+        print(f"{program}: {place}{reason}{way_out}", file=sys.stderr)
         return EXIT_UNABLE

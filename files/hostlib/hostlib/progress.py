@@ -40,10 +40,10 @@ class Progress:
     def _print(self, now: float, end: str) -> None:
         elapsed = max(now - self._start, 1e-6)
         rate = self.done_bytes / elapsed
-        left = (self.total_bytes - self.done_bytes) / rate if rate else 0.0
+        left = f"{(self.total_bytes - self.done_bytes) / rate:.0f}" if rate else "?"
         text = (
             f"{self.label}: {size_text(self.done_bytes)} of {size_text(self.total_bytes)}, "
-            f"{size_text(int(rate))}/s, {left:.0f} s left"
+            f"{size_text(int(rate))}/s, {left} s left"
         )
         pad = "\x1b[K" if self._terminal else ""
         print(text + pad, end=end, file=sys.stderr, flush=True)

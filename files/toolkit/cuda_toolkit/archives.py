@@ -13,14 +13,17 @@ from hostlib.download import check_file, fetch, is_local, join, read_bytes, sha2
 from hostlib.errors import HostError
 
 from cuda_toolkit import census
-from cuda_toolkit.parallel import StoppableProgress, for_each
+from cuda_toolkit.parallel import Budget, StoppableProgress, for_each
 from cuda_toolkit.spec import Archives, Component
 from cuda_toolkit.unpack import Entry, merge, unpack
+from cuda_toolkit.xz import memory_bytes
 
 PLATFORM = "linux-x86_64"
 VERSION_FILE = "version.json"
+RESERVED = (*census.OWN_FILES, VERSION_FILE)
 FETCHERS = 4
-UNPACKERS = 4  # at most: each holds a dictionary (8 MB at xz's usual preset) and its chunks
+UNPACKERS = 4
+DICTIONARIES_BYTES = 72 << 20  # of all unpackers: 8 MB each at xz's usual preset, 64 at its highest
 
 
 def make_tree(source: Archives, archives: Path, staging: Path) -> Path:
@@ -133,9 +136,12 @@ def stage(source: Archives, archives: Mapping[str, Path], staging: Path, release
     """
     parts: dict[str, dict[str, Entry]] = {}
     progress = StoppableProgress("unpacking", source.size)
+    memory = Budget(DICTIONARIES_BYTES)
 
     def one(item: Component) -> None:
-        parts[item.name] = unpack(archives[item.name], staging / item.name, progress)
+        archive = archives[item.name]
+        with memory.part(memory_bytes(archive)):
+            parts[item.name] = unpack(archive, staging / item.name, progress)
 
     for_each(_largest_first(source), one, min(UNPACKERS, os.cpu_count() or 1), progress)
     own = staging / ".own"
@@ -143,6 +149,12 @@ def stage(source: Archives, archives: Mapping[str, Path], staging: Path, release
     version = _version(source, release)
     (own / VERSION_FILE).write_bytes(version)
     plan = merge(parts)
+    for place, (component, _, _) in plan.items():
+        if place.partition("/")[0] in RESERVED:
+            raise HostError(
+                f"{component}: brings {place}, a name that is the installer's own; the archive is "
+                "not used"
+            )
     plan[VERSION_FILE] = (
         ".own", VERSION_FILE, Entry(len(version), hashlib.sha256(version).hexdigest())
     )  # fmt: skip

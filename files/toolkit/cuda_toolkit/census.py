@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -17,10 +18,12 @@ from hostlib.progress import size_text
 from cuda_toolkit.parallel import StoppableProgress, for_each
 from cuda_toolkit.spec import SPEC_FILE, to_json
 from cuda_toolkit.stamp import STAMP_FILE
-from cuda_toolkit.unpack import Entry
+from cuda_toolkit.unpack import Entry, link_stays
 
 CENSUS_FILE = "census.json"
 OWN_FILES = (CENSUS_FILE, SPEC_FILE, STAMP_FILE)  # written by these programs, counted by none
+# Also what a writer of theirs leaves when it is killed.
+_OWN = re.compile("|".join(rf"{re.escape(n)}|\.{re.escape(n)}\.\w{{8}}" for n in OWN_FILES))
 SHOWN = 10
 
 
@@ -113,6 +116,25 @@ def take(tree: Path, component: str) -> dict[str, Item]:
     }
 
 
+def check_links(tree: Path, items: Mapping[str, Item], way_out: str) -> None:
+    """Refuse a tree that is not whole by itself.
+
+    Raises:
+        HostError: names the links that lead out of it.
+    """
+    leaving = [
+        f"{path} -> {item.entry.target}"
+        for path, item in items.items()
+        if item.entry.target is not None and not link_stays(path, item.entry.target)
+    ]
+    if leaving:
+        raise HostError(
+            f"{tree}: {len(leaving)} of its links lead out of it, so it is not whole by itself; "
+            f"{way_out}",
+            *leaving[:SHOWN],
+        )
+
+
 def compare(tree: Path, items: Mapping[str, Item], deep: bool) -> list[Finding]:
     """What in `tree` is not as the census `items` says.
 
@@ -196,7 +218,7 @@ def _walk(tree: Path) -> Iterator[tuple[str, os.stat_result]]:
                 path = f"{folder}/{entry.name}" if folder else entry.name
                 if entry.is_dir(follow_symlinks=False):
                     pending.append(path)
-                elif path not in OWN_FILES:
+                elif not _OWN.fullmatch(path):
                     yield path, entry.stat(follow_symlinks=False)
 
 

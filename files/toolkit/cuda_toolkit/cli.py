@@ -8,10 +8,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from hostlib.errors import EXIT_OK, HostError, run_main
+from hostlib.errors import EXIT_OK, interrupt_on_sigterm, run_main
 
 from cuda_toolkit.install import LOCK_WAIT_S, alone, install, state
-from cuda_toolkit.spec import load_expected, load_spec
+from cuda_toolkit.spec import SPEC_FILE, TREE, load_expected, load_spec
 
 
 def run(argv: list[str] | None = None) -> int:
@@ -25,6 +25,7 @@ def run(argv: list[str] | None = None) -> int:
 
 def main() -> int:
     """The program, with errors as one line."""
+    interrupt_on_sigterm()
     return run_main("cuda-install", run)
 
 
@@ -38,13 +39,13 @@ def _status(options: argparse.Namespace) -> None:
 
 
 def _adopt(options: argparse.Namespace) -> None:
-    from cuda_toolkit.adopt import adopt, check_adoptable, is_adopted
+    from cuda_toolkit.adopt import adopt, check, is_adopted
 
     expected = load_expected(options.spec)
     if is_adopted(options.root, options.link):
         print(f"already adopted or installed: {options.link.readlink()}")
         return
-    check_adoptable(options.root, options.link)
+    check(options.root, options.link)
     with alone(options.root, options.lock_wait):
         print(f"adopted and proved: {adopt(expected, options.root, options.link)}")
 
@@ -56,17 +57,12 @@ def _census(options: argparse.Namespace) -> None:
 
 
 def _collect(options: argparse.Namespace) -> None:
-    from cuda_toolkit import collect
+    from hostlib.collection import removable, remove, wanted_by
 
-    if options.releases is None and not options.keep:
-        raise HostError("collect: name what must stay, with --releases DIR or --keep PATH")
-    for path in options.keep:
-        if not path.is_dir():
-            raise HostError(f"{path}: to be kept, but is no folder; nothing was removed")
-    releases = collect.release_texts(options.releases) if options.releases else []
+    releases = wanted_by(options.releases, options.keep)
     with alone(options.root, options.lock_wait):
-        trees = collect.removable(options.root, options.link, releases, options.keep)
-        print("\n".join(collect.remove(trees)))
+        trees = [tree for tree in options.root.glob(f"{TREE}*") if (tree / SPEC_FILE).is_file()]
+        print("\n".join(remove(removable(trees, options.link, releases, options.keep))))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -91,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
             command.add_argument("--link", type=_absolute, required=True, help="symlink for people")
         if "lock" in groups:
             command.add_argument(
-                "--lock-wait", type=float, default=LOCK_WAIT_S, metavar="SECONDS",
+                "--lock-wait", type=_seconds, default=LOCK_WAIT_S, metavar="SECONDS",
                 help="how long to wait for another installer (default: %(default).0f)",
             )  # fmt: skip
         return command
@@ -121,3 +117,10 @@ def _parser() -> argparse.ArgumentParser:
 
 def _absolute(text: str) -> Path:
     return Path(text).absolute()
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < float("inf"):
+        raise ValueError
+    return seconds

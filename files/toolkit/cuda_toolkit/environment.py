@@ -8,11 +8,14 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
+from hostlib.errors import EXIT_UNABLE, HostError
+
 from cuda_toolkit.checks import Check
 
 # Where torch and tilelang look for the toolkit, before they look for nvcc on PATH.
 HOMES = ("CUDA_HOME", "CUDA_PATH")
-# Variables that change which headers nvcc, gcc or tilelang open. No engine needs them.
+# Variables that change which headers nvcc, gcc or tilelang open, or which nvcc torch runs. No
+# engine needs them.
 STRAY = (
     "NVCC_PREPEND_FLAGS",
     "NVCC_APPEND_FLAGS",
@@ -21,11 +24,13 @@ STRAY = (
     "CPLUS_INCLUDE_PATH",
     "GCC_EXEC_PREFIX",
     "COMPILER_PATH",
+    "PYTORCH_NVCC",
     "TL_CUTLASS_PATH",
     "TL_TEMPLATE_PATH",
 )
+CHOSEN_COMPILER = "NVCC_CCBIN"
 # All that can change the outcome of a compilation.
-STEERING = (*STRAY, *HOMES, "NVCC_CCBIN", "LD_LIBRARY_PATH", "LD_PRELOAD")
+STEERING = (*STRAY, *HOMES, CHOSEN_COMPILER, "LD_LIBRARY_PATH", "LD_PRELOAD")
 
 
 def steering(environment: Mapping[str, str]) -> dict[str, str]:
@@ -39,9 +44,30 @@ def digest(environment: Mapping[str, str]) -> str:
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()
 
 
+def clean(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` without what leads away from a toolkit; the choice of a host compiler stays."""
+    dropped = set(STEERING) - {CHOSEN_COMPILER}
+    return {name: value for name, value in environment.items() if name not in dropped}
+
+
+def check_host_compiler(environment: Mapping[str, str]) -> None:
+    """Refuse an environment in which nvcc cannot work at all.
+
+    Raises:
+        HostError: it has no gcc (exit code 2).
+    """
+    if host_compiler(environment) is None:
+        named = environment.get(CHOSEN_COMPILER)
+        place = f"{CHOSEN_COMPILER}={named}: is no compiler" if named else "gcc: is not on PATH"
+        raise HostError(
+            f"{place}, and nvcc cannot work without one; install g++, or set {CHOSEN_COMPILER}",
+            exit_code=EXIT_UNABLE,
+        )
+
+
 def host_compiler(environment: Mapping[str, str]) -> Path | None:
     """The gcc that nvcc would call, None when there is none. NVCC_CCBIN is a file or a folder."""
-    named = environment.get("NVCC_CCBIN") or "gcc"
+    named = environment.get(CHOSEN_COMPILER) or "gcc"
     name = f"{named}/gcc" if Path(named).is_dir() else named
     found = _which(name, environment)
     return found.resolve() if found else None
@@ -70,7 +96,7 @@ def check_environment(prefix: Path, environment: Mapping[str, str], engines: boo
     if engines or homes:
         wrong += _wrong_path(prefix, nvcc_on_path(environment))
     wrong += [
-        f"{name}={environment[name]} adds to the search for headers; unset it"
+        f"{name}={environment[name]} changes what is compiled with; unset it"
         for name in STRAY
         if environment.get(name)
     ]

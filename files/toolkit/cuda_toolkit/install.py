@@ -7,6 +7,7 @@ killed at, nothing half-made stands at a final path, and the next run ends in a 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -16,11 +17,14 @@ from typing import Any
 from hostlib.errors import HostError
 
 from cuda_toolkit import stamp
+from cuda_toolkit.environment import check_host_compiler, clean
 from cuda_toolkit.spec import (
     SPEC_FILE,
+    Adopted,
     Archives,
     Spec,
-    load_expected,
+    described_anew,
+    expected_of,
     to_json,
     tree_description,
     tree_name,
@@ -86,8 +90,8 @@ def alone(root: Path, lock_wait_s: float) -> Iterator[int]:
         HostError: another still works there after `lock_wait_s`; it is named.
     """
     from hostlib.atomic import locked
+    from hostlib.collection import REMOVING, remove_leftovers
 
-    from cuda_toolkit.collect import REMOVING
     from cuda_toolkit.proving import say
 
     root.mkdir(parents=True, exist_ok=True)
@@ -100,51 +104,60 @@ def alone(root: Path, lock_wait_s: float) -> Iterator[int]:
                 raise
             say(f"{error.message.partition(';')[0]}; waiting up to {lock_wait_s:.0f} s")
             lock = stack.enter_context(locked(place, "cuda-install", wait_seconds=lock_wait_s))
-        for pattern in (STAGING, REMOVING):
-            for stale in root.glob(f"{pattern}*"):
-                shutil.rmtree(stale)
+        remove_leftovers(root, STAGING, REMOVING)
         yield lock
 
 
 def _install_alone(spec: Spec, root: Path, link: Path, lock: int) -> str:
-    from hostlib.atomic import publish_dir, replace_symlink, write_file
+    from hostlib.atomic import publish_dir, remove_tree, replace_symlink, write_file
 
     from cuda_toolkit.proving import prove_clean
     from cuda_toolkit.space import check_space
 
     tree = root / tree_name(spec)
     archives = root / ARCHIVES
-    description = to_json(tree_description(tree.name, spec.source.identity, spec.expected))
     if not (tree / SPEC_FILE).is_file():
         if tree.exists():
             raise HostError(
                 f"{tree}: stands there and was not made by this installer; move it away, then "
                 "run again"
             )
+        check_host_compiler(clean(os.environ))  # gigabytes before the proof would ask for it
         check_space(spec, root, archives)
         staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=root))
         try:
-            staged = _make_tree(spec, archives, staging, lock)
-            (staged / SPEC_FILE).write_bytes(description)
+            staged, identity = _make_tree(spec, archives, staging, lock)
+            description = tree_description(tree.name, identity, spec.expected)
+            (staged / SPEC_FILE).write_bytes(to_json(description))
             prove_clean(spec.expected, staged, tree.name, "it was not installed")
             publish_dir(staged, tree)
         finally:
-            shutil.rmtree(staging, ignore_errors=True)
+            with contextlib.suppress(OSError):  # the next run removes what is left
+                remove_tree(staging)
     elif stamp.stale_reason(tree, spec.expected) is not None:
         way_out = f"remove {tree} and run again to install it anew"
+        if isinstance(spec.source, Adopted):
+            way_out = "mend it, or choose another source"
         prove_clean(spec.expected, tree, str(tree), way_out)
-        if load_expected(tree / SPEC_FILE) != spec.expected:
-            write_file(tree / SPEC_FILE, description)
+        if expected_of(tree) != spec.expected:
+            write_file(tree / SPEC_FILE, to_json(described_anew(tree, spec.expected)))
     shutil.rmtree(archives, ignore_errors=True)
     replace_symlink(link, tree)
     return f"installed and proved: {tree}"
 
 
-def _make_tree(spec: Spec, archives: Path, staging: Path, lock: int) -> Path:
-    if isinstance(spec.source, Archives):
+def _make_tree(spec: Spec, archives: Path, staging: Path, lock: int) -> tuple[Path, dict[str, Any]]:
+    """The staged tree, and what it was made of."""
+    source = spec.source
+    if isinstance(source, Adopted):
+        raise HostError(
+            f"{source.tree}: no tree of that name was adopted or installed here; take one in with "
+            "cuda-install adopt, or choose another source"
+        )
+    if isinstance(source, Archives):
         from cuda_toolkit import archives as redist
 
-        return redist.make_tree(spec.source, archives, staging)
+        return redist.make_tree(source, archives, staging), source.identity
     from cuda_toolkit import runfile
 
-    return runfile.make_tree(spec.source, archives, staging, lock)
+    return runfile.make_tree(source, archives, staging, lock), source.identity

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TypeVar
 
@@ -27,6 +28,28 @@ class StoppableProgress(Progress):
         if self._stopped.is_set():
             raise HostError(f"{self.label}: stopped")
         super().add(count)
+
+
+class Budget:
+    """Something that workers share, such as memory: each waits until its part is free."""
+
+    def __init__(self, total: int) -> None:
+        self._total = self._free = total
+        self._changed = threading.Condition()
+
+    @contextlib.contextmanager
+    def part(self, wanted: int) -> Iterator[None]:
+        """Hold `wanted` of it, or all of it where that is less."""
+        taken = min(wanted, self._total)
+        with self._changed:
+            self._changed.wait_for(lambda: self._free >= taken)
+            self._free -= taken
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += taken
+                self._changed.notify_all()
 
 
 def for_each(

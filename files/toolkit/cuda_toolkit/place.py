@@ -6,6 +6,7 @@ import os
 import platform
 from pathlib import Path
 
+from hostlib.adoption import check_writable
 from hostlib.errors import HostError
 
 
@@ -20,20 +21,6 @@ def check_machine() -> None:
         raise HostError(
             f"this host is {machine}: the toolkit is for x86-64; install it on the engine's host"
         )
-
-
-def check_writable(folder: Path) -> Path:
-    """The nearest part of `folder` that stands already, when this user can write there.
-
-    Raises:
-        HostError: names it when it is no folder or cannot be written.
-    """
-    there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise HostError(
-            f"{there}: cannot be written by this user; give the folder to the service user"
-        )
-    return there
 
 
 def foreign(root: Path, link: Path) -> str | None:

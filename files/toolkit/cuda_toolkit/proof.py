@@ -12,8 +12,6 @@ import argparse
 import contextlib
 import json
 import os
-import pwd
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -22,8 +20,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hostlib.adoption import check_owner
 from hostlib.atomic import write_file
-from hostlib.errors import EXIT_FAILED, EXIT_OK, EXIT_UNABLE, HostError, run_main
+from hostlib.errors import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_UNABLE,
+    HostError,
+    interrupt_on_sigterm,
+    run_main,
+)
 from hostlib.strict_json import parse_object
 
 from cuda_toolkit import environment as variables
@@ -34,7 +40,7 @@ from cuda_toolkit.headers import check_origin, check_versions, own_names
 from cuda_toolkit.nvcc import HostCompilerTooNew, Nvcc, check_compiler, too_new, usable
 from cuda_toolkit.probing import OWN_PROBES, check_probe, check_tilelang, site_with
 from cuda_toolkit.runner import Runner
-from cuda_toolkit.spec import SPEC_FILE, Expected, load_expected
+from cuda_toolkit.spec import Expected, expected_of, load_expected
 
 Tell = Callable[[Check], None]
 
@@ -92,20 +98,16 @@ def prove_subject(subject: Subject, deep: bool = False, tell: Tell | None = None
     Raises:
         HostError: no host compiler, or prefix or venv is no folder (exit code 2).
     """
-    for place, what in ((subject.prefix, "the toolkit"), (subject.venv, "the venv")):
-        if place is not None and not place.is_dir():
-            raise HostError(f"{place}: is no folder; install {what} first", exit_code=EXIT_UNABLE)
+    _check_folder(subject.prefix, "the toolkit")
+    if subject.venv is not None:
+        _check_folder(subject.venv, "the venv")
     subject = replace(subject, prefix=subject.prefix.resolve())
     prefix, asked = subject.prefix, subject.question
     known = None if deep else stamp.answer(prefix, asked)
     if known is not None:
         found = (Check(**{**check, "details": ()}) for check in known)
         return Report(str(prefix), from_stamp=True, checks=tuple(found))
-    if variables.host_compiler(subject.environment) is None:
-        raise HostError(
-            "gcc: is not on PATH, and nvcc cannot work without it; install g++, or set NVCC_CCBIN",
-            exit_code=EXIT_UNABLE,
-        )
+    variables.check_host_compiler(subject.environment)
     checks: list[Check] = []
     files: set[Path] = set()
     with tempfile.TemporaryDirectory(prefix="cuda-proof.") as folder:
@@ -123,7 +125,7 @@ def prove_subject(subject: Subject, deep: bool = False, tell: Tell | None = None
         # What was done on the way, such as a removed lock, is said once.
         stamped = [asdict(replace(check, details=())) for check in checks]
         content = stamp.make(prefix, asked, files, stamped)
-        with contextlib.suppress(PermissionError):  # another user's proof is good without a stamp
+        with contextlib.suppress(OSError):  # what cannot be noted down was proved all the same
             write_file(prefix / stamp.STAMP_FILE, content)
     return report
 
@@ -182,7 +184,9 @@ def run(argv: list[str] | None = None) -> int:
     """`cuda-proof`: exit code 0 proved, 1 a check failed, 2 could not run."""
     options = _parser().parse_args(argv)
     subject = _subject(options)
-    _check_user(subject.prefix, subject.venv)
+    for folder in (subject.prefix, subject.venv):
+        if folder is not None and folder.exists():
+            check_owner(folder)
     stream = sys.stderr if options.json else sys.stdout
     report = prove_subject(subject, options.deep, lambda check: show(check, stream))
     if report.from_stamp:
@@ -250,9 +254,10 @@ def _subject(options: argparse.Namespace) -> Subject:
         environment = _texts(_object(content, options.environment), options.environment)
     if prefix is None:
         raise HostError("name the folder of a toolkit, or --release FILE", exit_code=EXIT_UNABLE)
+    _check_folder(prefix, "the toolkit")
     return Subject(
         prefix=prefix,
-        expected=load_expected(options.spec or prefix / SPEC_FILE),
+        expected=load_expected(options.spec) if options.spec else expected_of(prefix),
         environment=environment,
         engines=environment is not os.environ,
         venv=venv.resolve() if venv else None,
@@ -260,21 +265,9 @@ def _subject(options: argparse.Namespace) -> Subject:
     )
 
 
-def _check_user(*folders: Path | None) -> None:
-    """Root must not run what another user can write: that user could have put anything there.
-
-    Raises:
-        HostError: this is root, and one of `folders` is another user's.
-    """
-    for folder in folders if os.geteuid() == 0 else ():
-        owner = folder.stat().st_uid if folder and folder.exists() else 0
-        if owner != 0:
-            user = pwd.getpwuid(owner).pw_name
-            raise HostError(
-                f"{folder}: belongs to {user}, whose programs root must not run; run this as "
-                f"that user: sudo -u {user} cuda-proof …",
-                exit_code=EXIT_UNABLE,
-            )
+def _check_folder(place: Path, what: str) -> None:
+    if not place.is_dir():
+        raise HostError(f"{place}: is no folder; install {what} first", exit_code=EXIT_UNABLE)
 
 
 def _object(text: bytes, place: str) -> dict[str, Any]:
@@ -290,11 +283,7 @@ def _texts(found: object, place: str) -> dict[str, str]:
     return found
 
 
-def _end(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 def main() -> int:
     """The program, with errors as one line."""
-    signal.signal(signal.SIGTERM, _end)  # ends the compilers that run, and removes their files
+    interrupt_on_sigterm()
     return run_main("cuda-proof", run)

@@ -6,8 +6,10 @@ that bare hosts lack; it takes its surroundings for a desktop's. All of that is 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import stat
 import subprocess
 import sys
 import time
@@ -46,7 +48,9 @@ def make_tree(source: Runfile, archives: Path, staging: Path, lock: int) -> Path
     _run(arguments(file, tree, scratch), staging / "output", lock)
     if not tree.is_dir():
         raise HostError(f"{file}: ended well but made no {tree.name}; this is no CUDA runfile")
+    _make_links_relative(tree)
     items = census.take(tree, "runfile")
+    census.check_links(tree, items, "take the redistributable archives instead")
     (tree / census.CENSUS_FILE).write_bytes(census.to_bytes(items))
     return tree
 
@@ -71,12 +75,14 @@ def check_host() -> None:
     Raises:
         HostError: another user's log stands in its way, or its library is missing (exit code 2).
     """
-    if LOG.exists() and LOG.stat().st_uid != os.getuid():
-        raise HostError(
-            f"{LOG}: belongs to another user (uid {LOG.stat().st_uid}), and the runfile crashes on "
-            "it; have it removed, then run again",
-            exit_code=EXIT_UNABLE,
-        )
+    with contextlib.suppress(FileNotFoundError):
+        log = LOG.lstat()
+        if log.st_uid != os.getuid() or not stat.S_ISREG(log.st_mode):
+            raise HostError(
+                f"{LOG}: belongs to another user (uid {log.st_uid}) or is no file, and the runfile "
+                "crashes on it; have it removed, then run again",
+                exit_code=EXIT_UNABLE,
+            )
     try:
         ctypes.CDLL(LIBRARY)
     except OSError as error:
@@ -85,6 +91,16 @@ def check_host() -> None:
             str(error),
             exit_code=EXIT_UNABLE,
         ) from None
+
+
+def _make_links_relative(tree: Path) -> None:
+    """Links that name the staged tree by its whole path would lead nowhere once it is renamed."""
+    for folder, *names in os.walk(tree):
+        for link in (Path(folder, name) for kind in names for name in kind):
+            if link.is_symlink() and link.readlink().is_relative_to(tree):
+                target = os.path.relpath(link.readlink(), folder)
+                link.unlink()
+                link.symlink_to(target)
 
 
 def _checked(source: Runfile, archives: Path) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import struct
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,7 +10,8 @@ from hostlib.download import is_local, join, read_tail
 from hostlib.errors import HostError
 from hostlib.progress import size_text
 
-from cuda_toolkit.spec import Archives, Component, Runfile, Spec
+from cuda_toolkit.spec import Adopted, Archives, Component, Runfile, Spec
+from cuda_toolkit.xz import TAIL_BYTES, unpacked_bytes
 
 # Where an archive does not tell: above the 3.6 measured on compilers and headers at xz's lowest
 # preset; libraries shrink less.
@@ -20,9 +20,7 @@ TREE_BYTES_PER_ARCHIVE_BYTE = 4
 TREE_BYTES_PER_RUNFILE_BYTE = 3
 # File systems keep whole blocks: measured 3 % on headers.
 BLOCKS = 1.05
-TAIL_BYTES = 64 << 10
 READERS = 8
-_FOOTER_BYTES = _HEADER_BYTES = 12
 
 
 def check_space(spec: Spec, root: Path, archives: Path) -> None:
@@ -43,6 +41,8 @@ def check_space(spec: Spec, root: Path, archives: Path) -> None:
 def needed_bytes(spec: Spec, archives: Path) -> int:
     """Bytes to be written: the tree, and the archives that lie neither here nor in `archives`."""
     source = spec.source
+    if isinstance(source, Adopted):
+        return 0
     if isinstance(source, Runfile):
         fetched = 0 if is_local(source.location) else 1
         return source.size * (TREE_BYTES_PER_RUNFILE_BYTE + fetched)
@@ -66,46 +66,3 @@ def _tree_bytes(source: Archives, item: Component, archives: Path) -> int:
     tail = read_tail(place, item.size, TAIL_BYTES)
     told = unpacked_bytes(tail, item.size) if tail else None
     return told or item.size * TREE_BYTES_PER_ARCHIVE_BYTE
-
-
-def unpacked_bytes(tail: bytes, size: int) -> int | None:
-    """What an .xz file of `size` bytes unpacks to, read from the index at its end.
-
-    Args:
-        tail: the last bytes of the file.
-
-    Returns:
-        Bytes; None when the tail is no whole index of one stream of that size.
-
-    Source: the .xz file format 1.2.0, sections 2.1.2 (footer) and 4 (index).
-    """
-    if len(tail) < _FOOTER_BYTES or tail[-2:] != b"YZ":
-        return None
-    (backward,) = struct.unpack_from("<I", tail, len(tail) - 8)
-    index_bytes = (backward + 1) * 4
-    index = tail[-_FOOTER_BYTES - index_bytes : -_FOOTER_BYTES]
-    if len(index) != index_bytes or index[0] != 0:
-        return None
-    try:
-        records, position = _number(index, 1)
-        packed = unpacked = 0
-        for _ in range(records):
-            block, position = _number(index, position)
-            plain, position = _number(index, position)
-            packed += -(-block // 4) * 4
-            unpacked += plain
-    except IndexError:
-        return None
-    whole = _HEADER_BYTES + packed + index_bytes + _FOOTER_BYTES
-    return unpacked if whole == size else None
-
-
-def _number(data: bytes, position: int) -> tuple[int, int]:
-    """A number of up to nine bytes, seven bits each, the lowest first; and where it ends."""
-    value = 0
-    for place in range(9):
-        byte = data[position + place]
-        value |= (byte & 0x7F) << (7 * place)
-        if byte < 0x80:
-            return value, position + place + 1
-    raise IndexError

@@ -15,6 +15,7 @@ LAYOUT = 1  # raise when the same archives are merged into another tree
 SPEC_FILE = ".toolkit.json"
 TREE = "cuda-"  # begins the name of every tree
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_TREE = re.compile(rf"{TREE}[0-9a-f]{{16}}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 _LOCATION = re.compile(r"\S(.*\S)?")
 _RELATIVE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*(/[A-Za-z0-9_][A-Za-z0-9._+-]*)*")
@@ -89,10 +90,17 @@ class Runfile:
 
 
 @dataclass(frozen=True)
+class Adopted:
+    """A tree that stands below the root already, by its name; nothing is fetched for it."""
+
+    tree: str
+
+
+@dataclass(frozen=True)
 class Spec:
     """A toolkit: where its files come from, and what its proof expects."""
 
-    source: Archives | Runfile
+    source: Archives | Runfile | Adopted
     expected: Expected
 
 
@@ -108,6 +116,8 @@ def to_json(value: object) -> bytes:
 
 def tree_name(spec: Spec) -> str:
     """Folder name of the tree: a digest of what determines the files in it."""
+    if isinstance(spec.source, Adopted):
+        return spec.source.tree
     return name_of({"layout": LAYOUT, **spec.source.identity})
 
 
@@ -126,20 +136,24 @@ def load_spec(path: Path) -> Spec:
 
 
 def parse_spec(raw: dict[str, Any], place: str) -> Spec:
-    """Check a specification: its expectations, and the keys of its archives or its `runfile`.
+    """Check a specification: its expectations, and its archives' keys, `runfile` or `adopted`.
 
     Raises:
         HostError: names `place`, the key and what it must be.
     """
-    kind = Runfile if "runfile" in raw else Archives
-    own = {"runfile"} if kind is Runfile else {field.name for field in fields(Archives)}
+    kind = next((key for key in ("runfile", "adopted") if key in raw), None)
+    own = {kind} if kind else {field.name for field in fields(Archives)}
     _keys(raw, own | {field.name for field in fields(Expected)}, place)
-    source = _runfile(raw, place) if kind is Runfile else _archives(raw, place)
+    source: Archives | Runfile | Adopted
+    if kind == "adopted":
+        source = Adopted(_text(raw, "adopted", _TREE, place))
+    else:
+        source = _runfile(raw, place) if kind else _archives(raw, place)
     return Spec(source, _expected(raw, place))
 
 
 def load_expected(path: Path) -> Expected:
-    """The expectations in a specification, or in the `.toolkit.json` of an installed tree.
+    """The expectations in a specification.
 
     Raises:
         HostError: unreadable, or a value of the wrong form.
@@ -147,9 +161,28 @@ def load_expected(path: Path) -> Expected:
     return _expected(_read_json(path), f"{path}")
 
 
+def expected_of(tree: Path) -> Expected:
+    """The expectations that an installed or adopted tree was proved against.
+
+    Raises:
+        HostError: it is neither, or its description is damaged.
+    """
+    if not (tree / SPEC_FILE).exists():
+        raise _unusable(
+            f"{tree}: was neither installed nor adopted by cuda-install, so what it should be is "
+            "not known; take it in with cuda-install adopt, or name expectations with --spec"
+        )
+    return load_expected(tree / SPEC_FILE)
+
+
 def tree_description(name: str, identity: dict[str, Any], expected: Expected) -> dict[str, Any]:
     """What an installed tree says about itself in `.toolkit.json`."""
     return {"tree": name, **identity, **asdict(expected)}
+
+
+def described_anew(tree: Path, expected: Expected) -> dict[str, Any]:
+    """The description in the installed `tree`, with other expectations."""
+    return {**_read_json(tree / SPEC_FILE), **asdict(expected)}
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import lzma
 import os
 import posixpath
 import queue
+import shutil
 import tarfile
 import threading
 from collections.abc import Iterator, Mapping
@@ -23,6 +24,8 @@ from hostlib.progress import Progress
 CHUNK_BYTES = 1 << 18
 PACKED_BYTES = 1 << 16
 AHEAD_CHUNKS = 16
+LARGE_BYTES = 1 << 20
+DECOMPRESSOR_BYTES = 72 << 20  # what xz's highest preset needs, and some
 ABOUT = "share/doc"  # where a component's own LICENSE goes: every archive brings one
 
 
@@ -133,7 +136,7 @@ def decompressed(packed: BinaryIO) -> Iterator[bytes]:
     Raises:
         lzma.LZMAError, EOFError: it is damaged or cut off.
     """
-    decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+    decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, DECOMPRESSOR_BYTES)
     data = packed.read(PACKED_BYTES)
     while True:
         if chunk := decompressor.decompress(data, CHUNK_BYTES):
@@ -143,7 +146,7 @@ def decompressed(packed: BinaryIO) -> Iterator[bytes]:
             data = (decompressor.unused_data or packed.read(PACKED_BYTES)).lstrip(b"\0")
             if not data:
                 return
-            decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ)
+            decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, DECOMPRESSOR_BYTES)
         elif decompressor.needs_input:
             data = packed.read(PACKED_BYTES)
             if not data:
@@ -244,6 +247,9 @@ class _Unpacking:
         digest = hashlib.sha256()
         mode = 0o755 if member.mode & 0o100 else 0o644
         place = f"{self.folder}/{relative}"
+        # A sparse file can claim more than all that the archive unpacks to.
+        if member.size > LARGE_BYTES and member.size > shutil.disk_usage(self.folder).free:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), place)
         handle = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with os.fdopen(handle, "wb", buffering=0) as stream:
             while chunk := source.read(CHUNK_BYTES):

@@ -1,25 +1,31 @@
-"""Old trees are kept for going back, until they are collected."""
+"""Old content-addressed trees are kept for going back, until they are collected."""
 
 from __future__ import annotations
 
 import os
-import shutil
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from hostlib.atomic import remove_tree
 from hostlib.errors import EXIT_UNABLE, HostError
 from hostlib.progress import size_text
-
-from cuda_toolkit.spec import SPEC_FILE, TREE
 
 REMOVING = ".removing."  # a tree loses its name before its files: half a tree has none
 
 
-def release_texts(releases: Path) -> list[str]:
+def wanted_by(releases: Path | None, keep: Sequence[Path]) -> list[str]:
     """The releases below the folder `releases`, as they are written.
 
     Raises:
-        HostError: the folder or one of them cannot be read (exit code 2): then nothing may go.
+        HostError: nothing says what must stay, or it cannot be read; then nothing may go.
     """
+    if releases is None and not keep:
+        raise HostError("collect: name what must stay, with --releases DIR or --keep PATH")
+    for path in keep:
+        if not path.is_dir():
+            raise HostError(f"{path}: to be kept, but is no folder; nothing was removed")
+    if releases is None:
+        return []
     try:
         found = [path for path in releases.iterdir() if path.is_dir()]
         return [(path / "release.json").read_text(encoding="utf-8") for path in sorted(found)]
@@ -31,20 +37,21 @@ def release_texts(releases: Path) -> list[str]:
         ) from None
 
 
-def removable(root: Path, link: Path, releases: list[str], keep: list[Path]) -> list[Path]:
-    """The trees below `root` that are named by nothing: no link, no release, no `keep`."""
+def removable(
+    trees: Iterable[Path], link: Path, releases: Sequence[str], keep: Sequence[Path]
+) -> list[Path]:
+    """Those of `trees` that are named by nothing: no link, no release, no `keep`."""
     kept = {path.resolve() for path in (link, *keep)}
     return [
         tree
-        for tree in sorted(root.glob(f"{TREE}*"))
-        if (tree / SPEC_FILE).is_file()
-        and not tree.is_symlink()
+        for tree in sorted(trees)
+        if not tree.is_symlink()
         and tree.resolve() not in kept
         and not any(tree.name in text for text in releases)
     ]
 
 
-def remove(trees: list[Path]) -> list[str]:
+def remove(trees: Sequence[Path]) -> list[str]:
     """Remove `trees`; a line for each, and one with the sum of bytes."""
     told, total = [], 0
     for tree in trees:
@@ -55,7 +62,14 @@ def remove(trees: list[Path]) -> list[str]:
         )
         going = tree.with_name(f"{REMOVING}{tree.name}")
         tree.rename(going)
-        shutil.rmtree(going)
+        remove_tree(going)
         told.append(f"removed {tree} ({size_text(size)})")
         total += size
     return [*told, f"{len(trees)} trees removed, {total} bytes"]
+
+
+def remove_leftovers(root: Path, *prefixes: str) -> None:
+    """Remove the folders below `root` whose names begin so: what killed runs left."""
+    for prefix in prefixes:
+        for stale in root.glob(f"{prefix}*"):
+            remove_tree(stale)
