@@ -39,7 +39,7 @@ class ThoughtCalls:
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
-        self.parser = CallParser(tools, is_content=False)
+        self._parser = CallParser(tools, is_content=False)
         self._kept = ""
         self._calls: list[Call] = []
 
@@ -49,9 +49,14 @@ class ThoughtCalls:
         return bool(self._kept)
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether plain text would come straight out again."""
+        return self._parser.quiet
+
+    @property
     def in_call(self) -> bool:
         """Whether more is held than layout or the beginning of a marker."""
-        return bool(self._calls) or self.parser.in_call
+        return bool(self._calls) or self._parser.in_call
 
     def feed(self, text: str) -> str:
         """Take the next piece; returns the reasoning that is settled."""
@@ -59,21 +64,21 @@ class ThoughtCalls:
         kept += text
         self._kept = kept
         del kept
-        return self._settled(self.parser.feed(text))
+        return self._settled(self._parser.feed(text))
 
     def release(self) -> str:
         """The answer goes on: all of it was reasoning."""
         if not self._kept:
             return ""
         kept, self._kept, self._calls = self._kept, "", []
-        self.parser = CallParser(self._tools, is_content=False)
+        self._parser = CallParser(self._tools, is_content=False)
         return kept
 
     def finish(self, whole: bool) -> tuple[str, list[Call]]:
         """The end, and no answer came: what is left of the reasoning, and the calls."""
         if not whole:
             return self.release(), []
-        text = self._settled(self.parser.finish(whole))
+        text = self._settled(self._parser.finish(whole))
         calls, self._calls = self._calls, []
         if not calls:
             text += self._kept
@@ -125,12 +130,12 @@ class Choice:
             return True
         return self._content.holding and not self._content.in_call
 
-    def quiet_parser(self, kind: str) -> CallParser | None:
-        """The reader of this kind of text, if plain text would come straight out again."""
+    def is_quiet(self, kind: str) -> bool:
+        """Whether plain text of this kind would come straight out again."""
         if kind == "content":
-            return self._content if self._content.quiet and self._answered else None
-        reader = self._thoughts.parser if self._thoughts else self._content
-        return reader if reader.quiet and not self._content.holding else None
+            return self._content.quiet and self._answered
+        thoughts = self._thoughts
+        return not self._content.holding and (thoughts is None or thoughts.is_quiet)
 
     def feed(self, part: Part) -> list[Part]:
         """Take a piece that the engine sent; returns what comes of it now."""

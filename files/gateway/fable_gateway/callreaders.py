@@ -150,7 +150,8 @@ class FunctionReader:
         properties = self._schema.get("properties")
         known = properties if isinstance(properties, Mapping) else {}
         name = self._parameter or ""
-        self._arguments[name] = typed(value, known.get(name), self._schema)
+        schema = known.get(name, self._schema.get("additionalProperties"))
+        self._arguments[name] = typed(value, schema, self._schema)
         self._parameter, self.at = None, end
 
     def _value(self, text: str, final: bool) -> bool:

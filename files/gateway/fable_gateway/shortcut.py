@@ -11,7 +11,6 @@ import re
 from fable_gateway.answer import REASONING
 from fable_gateway.arguments import Json
 from fable_gateway.sse import with_data
-from fable_gateway.toolcalls import CallParser
 
 # Text that is its own JSON, holds nothing a marker or a fence begins with, and ends in no layout.
 PLAIN = re.compile(rb'[^"\\<`~\x00-\x1f]*[^"\\<`~\x00-\x20]')
@@ -23,14 +22,12 @@ PLACE_BYTES = PLACE.encode()
 class Shortcut:
     """Made from an event that passed: what surrounds its text, and what surrounded it going out.
 
-    Attributes:
-        parser: the reader of this kind of text; told of the text that it does not see.
+    Whoever reads the text need not see more of its line: that it is no fence shows already.
     """
 
-    def __init__(self, before: bytes, after: bytes, out: list[bytes], parser: CallParser) -> None:
+    def __init__(self, before: bytes, after: bytes, out: list[bytes]) -> None:
         self._before, self._after, self._out = before, after, out
         self._least = len(before) + len(after)
-        self._parser = parser
 
     def take(self, raw: bytes) -> bytes | None:
         """What comes of the event `raw`; None if it is no such event."""
@@ -39,18 +36,16 @@ class Shortcut:
         text = raw[len(self._before) : len(raw) - len(self._after)]
         if len(raw) <= self._least or not PLAIN.fullmatch(text):
             return None
-        self._parser.passed_by()
         return text.join(self._out)
 
 
-def learn(raw: bytes, value: Json, changed: bool, parser: CallParser) -> Shortcut | None:
+def learn(raw: bytes, value: Json, changed: bool) -> Shortcut | None:
     """A shortcut for events like `raw`, which has passed and whose `value` went out; or None.
 
     Args:
         raw: the event, with one choice.
         value: what went out for it.
         changed: whether that is another text; reasoning may have got its second name.
-        parser: the reader of its text, which holds nothing.
     """
     delta = value["choices"][0]["delta"]
     names = [name for name in ("content", *REASONING) if delta.get(name)]
@@ -63,7 +58,7 @@ def learn(raw: bytes, value: Json, changed: bool, parser: CallParser) -> Shortcu
     if before + text + after != raw or not after.startswith(b'"'):
         return None
     if not changed:
-        return Shortcut(before, after, [before, after], parser)
+        return Shortcut(before, after, [before, after])
     choice = value["choices"][0] | {"delta": delta | dict.fromkeys(names, PLACE)}
     out = with_data(raw, [value | {"choices": [choice]}]).split(PLACE_BYTES)
-    return Shortcut(before, after, out, parser) if len(out) == len(names) + 1 else None
+    return Shortcut(before, after, out) if len(out) == len(names) + 1 else None

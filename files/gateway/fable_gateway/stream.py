@@ -152,6 +152,9 @@ class AnswerStream:
             self.complete = False
         reason = choice.get("finish_reason")
         delta = choice.get("delta")
+        if track.finished and reason and not (delta and parts_of(delta)):
+            # Engines have been seen to end twice, and the second time with another reason.
+            return b""
         if not self._asked.chat or not isinstance(delta, dict) or track.finished:
             if isinstance(reason, str):
                 self._finish(track, reason)
@@ -180,10 +183,8 @@ class AnswerStream:
         track.events, track.came, track.out = [], [], []
         if came == out:
             sent = b"".join([held.encoded() for held in events])
-            if len(came) == len(events) == 1 and came[0].kind in {"reasoning", "content"}:
-                parser = track.choice.quiet_parser(came[0].kind)
-                if parser:
-                    self._shortcut = learn(event.raw, event.value, event.changed, parser)
+            if len(came) == len(events) == 1 and track.choice.is_quiet(came[0].kind):
+                self._shortcut = learn(event.raw, event.value, event.changed)
         else:
             values = _rebuilt(events, out)
             track.skipped = 0 if values else track.skipped + 1
