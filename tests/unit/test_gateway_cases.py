@@ -90,7 +90,8 @@ def test_streamed_answers_are_the_same_however_they_are_cut(case: dict[str, Any]
 @pytest.mark.parametrize("cut_at", [None, 1, 7])
 def test_streams(case: dict[str, Any], cut_at: int | None) -> None:
     events = [event(delta) for delta in case["deltas"]]
-    came = b"".join([*events, event({}, case.get("finish", "stop")), DONE])
+    ends = [case.get("finish", "stop"), *([case["behind"]] if "behind" in case else [])]
+    came = b"".join([*events, *(event({}, end) for end in ends), DONE])
     chunks = [
         came[at : at + (cut_at or len(came))] for at in range(0, len(came), cut_at or len(came))
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tracemalloc
 from itertools import pairwise
@@ -88,6 +89,30 @@ def test_without_a_marker_every_byte_stays(text: str, places: list[int]) -> None
     events = [event({"content": part}) for part in cut(text, places)]
     chunks = [event({"role": "assistant", "content": ""}), *events, event({}, "stop"), DONE]
     assert through(AnswerStream(asked(body)), chunks) == b"".join(chunks)
+
+
+@SENT
+@given(st.lists(st.tuples(st.sampled_from(["content", "reasoning"]), MARKUP | PLAIN), max_size=9))
+def test_the_short_way_leads_where_the_long_one_does(texts: list[tuple[str, str]]) -> None:
+    # Texts repeat, so that events differ from those before them in their text alone.
+    deltas = [{kind: part} for kind, text in texts for part in (text[:2], text[2:4], text[4:], "x")]
+    for body in (request(), request([])):
+        short = streamed(body, deltas, "stop")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("fable_gateway.stream.learn", lambda *_arguments: None)
+            long = streamed(body, deltas, "stop")
+        ids = re.compile(rb"call_[0-9a-f]{24}")
+        assert ids.sub(b"", short) == ids.sub(b"", long)
+
+
+def test_the_short_way_is_taken() -> None:
+    stream = AnswerStream(asked(request(stream=True)))
+    for kind, text in (("reasoning", " a"), ("content", " b")):
+        first = stream.feed(event({kind: text}))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("fable_gateway.stream.data_of", None)
+            again = stream.feed(event({kind: " 潮 c"}))
+        assert again == first.replace(text.encode(), " 潮 c".encode())
 
 
 @SENT

@@ -49,6 +49,11 @@ class ThoughtCalls:
         return bool(self._kept)
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether plain text would come straight out again."""
+        return self._parser.quiet
+
+    @property
     def in_call(self) -> bool:
         """Whether more is held than layout or the beginning of a marker."""
         return bool(self._calls) or self._parser.in_call
@@ -63,6 +68,8 @@ class ThoughtCalls:
 
     def release(self) -> str:
         """The answer goes on: all of it was reasoning."""
+        if not self._kept:
+            return ""
         kept, self._kept, self._calls = self._kept, "", []
         self._parser = CallParser(self._tools, is_content=False)
         return kept
@@ -122,6 +129,13 @@ class Choice:
         if thoughts and thoughts.holding and not thoughts.in_call:
             return True
         return self._content.holding and not self._content.in_call
+
+    def is_quiet(self, kind: str) -> bool:
+        """Whether plain text of this kind would come straight out again."""
+        if kind == "content":
+            return self._content.quiet and self._answered
+        thoughts = self._thoughts
+        return not self._content.holding and (thoughts is None or thoughts.is_quiet)
 
     def feed(self, part: Part) -> list[Part]:
         """Take a piece that the engine sent; returns what comes of it now."""

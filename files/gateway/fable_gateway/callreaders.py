@@ -17,7 +17,7 @@ from fable_gateway.scan import JsonExtent
 FUNCTION = re.compile(r"<function=([^<>\n]{1,128})(?:>|(?=\n))")
 PARAMETER = re.compile(r"<parameter=([^<>\n]{1,128})(?:>|(?=\n))")
 CLOSING = re.compile(r"</[ \t]{0,4}([A-Za-z_]\w{0,63})\b[^<>\n]{0,32}(?:>|(?=\n))")
-SPACE = re.compile(r"\s*")
+SPACE = re.compile(r"[ \t\r\n]*")
 # A longer tag is none, and more white space is no layout.
 TAG_CHARS = 256
 NAMED_KEYS = {"name", "arguments", "parameters", "id", "type"}
@@ -150,7 +150,8 @@ class FunctionReader:
         properties = self._schema.get("properties")
         known = properties if isinstance(properties, Mapping) else {}
         name = self._parameter or ""
-        self._arguments[name] = typed(value, known.get(name), self._schema)
+        schema = known.get(name, self._schema.get("additionalProperties"))
+        self._arguments[name] = typed(value, schema, self._schema)
         self._parameter, self.at = None, end
 
     def _value(self, text: str, final: bool) -> bool:

@@ -28,6 +28,7 @@ def repaired(messages: list[Any]) -> list[Any]:
 def _message(message: Any) -> Any:
     if not isinstance(message, dict):
         return message
+    message = _modern(message)
     changes: Json = {}
     role = message.get("role")
     if role == "assistant":
@@ -51,6 +52,18 @@ def _message(message: Any) -> Any:
     if role == "assistant" and "tool_calls" in message and not message["tool_calls"]:
         return {key: value for key, value in result.items() if key != "tool_calls"}
     return result
+
+
+def _modern(message: Json) -> Json:
+    """The calls and results of the API before tools, as tool calls; templates know no others."""
+    call = message.get("function_call")
+    if message.get("role") == "function":
+        rest = {key: value for key, value in message.items() if key != "name"}
+        return rest | {"role": "tool"}
+    if message.get("role") == "assistant" and isinstance(call, dict):
+        rest = {key: value for key, value in message.items() if key != "function_call"}
+        return rest | {"tool_calls": [{"id": new_id(), "type": "function", "function": call}]}
+    return message
 
 
 def _reasoning(message: Json) -> Json:

@@ -1,4 +1,4 @@
-"""What text must be scanned for before it can be read: code in Markdown, and where JSON ends."""
+"""What text is scanned for before it can be read: layout, code in Markdown, where JSON ends."""
 
 from __future__ import annotations
 
@@ -9,6 +9,24 @@ FENCE = re.compile(r"^ {0,3}(`{3,}|~{3,})([^\n]*)$", re.MULTILINE)
 LINE_CHARS = 256
 STRUCTURE = re.compile(r'["{}\[\]]')
 IN_STRING = re.compile(r'["\\]')
+
+
+# White space before a call is layout, up to this many characters.
+LAYOUT, LAYOUT_CHARS = " \t\r\n", 16
+END_THINK = "</think>"
+
+
+def layout_at(text: str) -> int:
+    """Where the layout at the end of `text` begins; an end of thinking may stand in it."""
+    at = _space_at(text, len(text))
+    if text.endswith(END_THINK, 0, at):
+        at = _space_at(text, at - len(END_THINK))
+    return at
+
+
+def _space_at(text: str, end: int) -> int:
+    low = max(0, end - LAYOUT_CHARS)
+    return low + len(text[low:end].rstrip(LAYOUT))
 
 
 class Fences:

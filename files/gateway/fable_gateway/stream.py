@@ -13,12 +13,14 @@ from fable_gateway.answer import REASONING, Choice, Part, joined, parts_of, tidi
 from fable_gateway.arguments import Json
 from fable_gateway.errors import error_body
 from fable_gateway.request import Asked
+from fable_gateway.shortcut import Shortcut, learn
 from fable_gateway.sse import MAX_EVENT_BYTES, Splitter, TooLong, data_of, with_data
 
 DONE = b"data: [DONE]\n\n"
 SPLIT_KEYS = frozenset({"content", "tool_calls", *REASONING})
 # While a call is read, every so many held events an empty one goes out: clients time out.
 HELD_EVENTS = 64
+DECODER = json.JSONDecoder()
 
 
 @dataclass
@@ -49,6 +51,7 @@ class AnswerStream:
     Attributes:
         usage: the engine's own count, once it came.
         finish_reason: of the first choice, as the client sees it.
+        complete: whether every choice has its finish_reason.
         failed: whether the client got an error event.
         done: whether `[DONE]` has gone out.
         cut: why the answer is not whole; nothing of it may look like an end.
@@ -57,18 +60,14 @@ class AnswerStream:
     def __init__(self, asked: Asked) -> None:
         self.usage: Json | None = None
         self.finish_reason: str | None = None
+        self.complete = False
         self.failed = False
         self.done = False
         self.cut: str | None = None
         self._asked = asked
         self._splitter = Splitter()
         self._tracks: dict[int, _Track] = {}
-
-    @property
-    def complete(self) -> bool:
-        """Whether every choice has its finish_reason."""
-        ends = [track.finished for track in self._tracks.values()]
-        return len(ends) >= self._asked.choices and all(ends)
+        self._shortcut: Shortcut | None = None
 
     def feed(self, chunk: bytes) -> bytes:
         """Take bytes of the engine; returns those for the client."""
@@ -91,6 +90,11 @@ class AnswerStream:
         return DONE
 
     def _event(self, raw: bytes) -> bytes:
+        if self._shortcut:
+            out = self._shortcut.take(raw)
+            if out is not None:
+                return out
+            self._shortcut = None
         if self.done or self.cut:
             return b""
         data = data_of(raw)
@@ -99,7 +103,7 @@ class AnswerStream:
         if data.strip() == b"[DONE]":
             return self._done(raw)
         try:
-            value = json.loads(data)
+            value = DECODER.decode(data.decode())
         except (ValueError, RecursionError):
             return raw
         if not isinstance(value, dict):
@@ -145,11 +149,15 @@ class AnswerStream:
         if track is None:
             track = _Track(Choice(self._asked.tools, streamed=True))
             self._tracks[index if isinstance(index, int) else 0] = track
+            self.complete = False
         reason = choice.get("finish_reason")
         delta = choice.get("delta")
+        if track.finished and reason and not (delta and parts_of(delta)):
+            # Engines have been seen to end twice, and the second time with another reason.
+            return b""
         if not self._asked.chat or not isinstance(delta, dict) or track.finished:
             if isinstance(reason, str):
-                track.finished, self.finish_reason = True, reason
+                self._finish(track, reason)
             return event.encoded()
         event.changed = tidied(delta) or event.changed
         came = parts_of(delta)
@@ -157,8 +165,13 @@ class AnswerStream:
         if isinstance(reason, str) and reason:
             came.append(Part("finish_reason", reason))
             out += track.choice.finish(reason)
-            track.finished, self.finish_reason = True, str(out[-1].value)
+            self._finish(track, str(out[-1].value))
         return self._emit(track, event, came, out)
+
+    def _finish(self, track: _Track, reason: str) -> None:
+        track.finished, self.finish_reason = True, reason
+        tracks = self._tracks.values()
+        self.complete = len(tracks) >= self._asked.choices and all(t.finished for t in tracks)
 
     def _emit(self, track: _Track, event: _Event, came: list[Part], out: list[Part]) -> bytes:
         track.events.append(event)
@@ -170,6 +183,8 @@ class AnswerStream:
         track.events, track.came, track.out = [], [], []
         if came == out:
             sent = b"".join([held.encoded() for held in events])
+            if len(came) == len(events) == 1 and track.choice.is_quiet(came[0].kind):
+                self._shortcut = learn(event.raw, event.value, event.changed)
         else:
             values = _rebuilt(events, out)
             track.skipped = 0 if values else track.skipped + 1

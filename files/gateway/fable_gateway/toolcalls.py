@@ -22,16 +22,14 @@ from fable_gateway.callreaders import (
     after_space,
     may_become,
 )
-from fable_gateway.scan import Fences
+from fable_gateway.scan import END_THINK, LAYOUT, LAYOUT_CHARS, Fences, layout_at
 
 # Of one call: more than the engine's whole context.
 MAX_CALL_CHARS = 1 << 20
 # Read again after what turned out to be no call; beyond it, the rest is text.
 MAX_REREAD_CHARS = 4 << 20
-# White space before a call is layout, up to this many characters.
-LAYOUT_CHARS = 16
 
-OPEN, THINK, END_THINK = "<tool_call>", "<think>", "</think>"
+OPEN, THINK = "<tool_call>", "<think>"
 MARKER = re.compile(r"<tool_call>|<function=([^<>\n]{1,128})(?:>|(?=\n))")
 JSON_STARTS = (
     '{"name":"%s"',
@@ -84,6 +82,12 @@ class CallParser:
         """Whether something was taken that has not come out."""
         return bool(self._text or self._space)
 
+    @property
+    def quiet(self) -> bool:
+        """Whether plain text would come straight out again and leave nothing behind."""
+        idle = not self.in_call and not self.holding and not self._after_call
+        return idle and self._state in {self._look, self._plain}
+
     def feed(self, text: str) -> list[Item]:
         """Take the next piece; returns what is settled by it, in order."""
         # CPython extends a string in place if one name alone holds it: linear in all.
@@ -108,7 +112,7 @@ class CallParser:
         self._final = True
         self._run()
         rest = self._space + self._text[self._at :]
-        if rest.strip() or not self._after_call:
+        if rest.strip(LAYOUT) or not self._after_call:
             self._say(rest)
         self._text = self._space = ""
         return self._taken()
@@ -268,14 +272,14 @@ class CallParser:
         """Text that belongs to no call; layout at its end waits for what follows."""
         self._fences.advance(text)
         if self._after_call:
-            text = text.lstrip()
+            text = text.lstrip(LAYOUT)
             if not text:
                 return
             self._after_call = False
             text = (self._space if self._spoken else "") + text
         else:
             text = self._space + text
-        cut = _layout_at(text)
+        cut = layout_at(text)
         self._say(text[:cut])
         self._space = text[cut:]
 
@@ -284,16 +288,3 @@ class CallParser:
         at = -1 if self._final else self._text.rfind("<", self._at)
         tail = self._text[at : at + TAG_CHARS] if at >= 0 else ""
         return at if tail and any(m.startswith(tail) for m in markers) else len(self._text)
-
-
-def _layout_at(text: str) -> int:
-    """Where the white space at the end begins, with an end of thinking inside it."""
-    at = _space_at(text, len(text))
-    if text.endswith(END_THINK, 0, at):
-        at = _space_at(text, at - len(END_THINK))
-    return at
-
-
-def _space_at(text: str, end: int) -> int:
-    low = max(0, end - LAYOUT_CHARS)
-    return low + len(text[low:end].rstrip())
