@@ -88,6 +88,19 @@ def test_settle_leaves_a_running_switch_alone(serving: tuple[Host, str]) -> None
     assert host.pid == pid
 
 
+def test_a_switch_waits_for_a_settle(serving: tuple[Host, str]) -> None:
+    host, one = serving
+    with (host.root / "run/fable-engine/switch.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write("settle (pid 1)\n")
+        lock.flush()
+        process = host.begin(one)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(3)
+    process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0
+
+
 def test_a_stray_stop_is_undone_but_a_drain_is_respected(serving: tuple[Host, str]) -> None:
     host, _ = serving
     hold = host.root / "run/fable-engine/hold.json"

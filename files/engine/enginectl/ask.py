@@ -13,6 +13,7 @@ from hostlib.errors import EXIT_FAILED, EXIT_UNABLE, HostError
 
 from enginectl import exits, switch, systemd
 from enginectl.commands import one_line, who
+from enginectl.lock import holder
 from enginectl.paths import Places
 from enginectl.prepare import checked_release
 from enginectl.record import Record, gate_text, say
@@ -89,12 +90,8 @@ def _under_systemd(places: Places, command: list[str], by: str) -> int:
 
 
 def _busy(places: Places) -> HostError:
-    try:
-        owner = places.lock.read_text(encoding="utf-8").strip()
-    except OSError:
-        owner = "another process"
     return HostError(
-        f"a switch is running ({owner}); wait for it, `enginectl status` shows it",
+        f"a switch is running ({holder(places)}); wait for it, `enginectl status` shows it",
         exit_code=exits.EXIT_LOCKED,
     )
 

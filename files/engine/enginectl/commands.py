@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from hostlib.atomic import locked
 from hostlib.errors import EXIT_FAILED, EXIT_OK, EXIT_UNABLE, HostError
 
 from enginectl import (
@@ -27,6 +26,7 @@ from enginectl import (
     systemd,
 )
 from enginectl.launch import launch
+from enginectl.lock import one_at_a_time
 from enginectl.paths import Places
 from enginectl.prepare import checked_release, prepare
 from enginectl.record import Record, gate_text
@@ -114,12 +114,7 @@ def run_drain(arguments: argparse.Namespace) -> int:
     places = Places()
     _need_root("drain")
     record = Record(who(), one_line(arguments.reason), None, "")
-    with locked(
-        places.lock,
-        f"drain by {record.by}: {record.reason}",
-        wait_seconds=5.0,
-        busy_exit_code=exits.EXIT_LOCKED,
-    ):
+    with one_at_a_time(places, f"drain by {record.by}: {record.reason}"):
         [unit] = systemd.show(systemd.ENGINE_UNIT)
         begun = load_start(places, unit.invocation) if unit.invocation else None
         name = begun.release if begun else load_state(places).committed
@@ -188,7 +183,7 @@ def run_collect(arguments: argparse.Namespace) -> int:
     """`collect`: remove releases that nobody needs."""
     _need_root("collect")
     places = Places()
-    with locked(places.lock, "collect", wait_seconds=5.0, busy_exit_code=exits.EXIT_LOCKED):
+    with one_at_a_time(places, "collect"):
         names = releases.collect(places, arguments.keep)
     _print(arguments, {"removed": names}, lambda: "\n".join(names) or "nothing to remove")
     return EXIT_OK

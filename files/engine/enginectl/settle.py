@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hostlib.atomic import locked
 from hostlib.errors import HostError
 
 from enginectl import exits, history, systemd
 from enginectl.choice import failed_boots_limit, unattended, warn
+from enginectl.lock import SETTLE, one_at_a_time
 from enginectl.paths import Places
 from enginectl.runfiles import Hold, Start, load_hold, load_start, remove
 from enginectl.state import State, load_state, restore_state
@@ -77,7 +77,7 @@ def settle(places: Places, *, by: str, unattended_run: bool, give_up_newer: bool
         HostError: a switch is running, or the state cannot be set right.
         OSError: a file could not be written.
     """
-    with locked(places.lock, f"settle by {by}", wait_seconds=0, busy_exit_code=exits.EXIT_LOCKED):
+    with one_at_a_time(places, SETTLE):
         done = []
         if restored := restore_state(places, give_up_newer=give_up_newer):
             done.append(restored)

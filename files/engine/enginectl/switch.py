@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import signal
 
-from hostlib.atomic import locked
 from hostlib.errors import HostError
 
 from enginectl import exits, history, systemd
 from enginectl.engine import boot, clear, comes_up, drain_and_stop, serves, shown
+from enginectl.lock import one_at_a_time
 from enginectl.paths import Places
 from enginectl.prepare import checked_release, prepare
 from enginectl.record import Record, say
 from enginectl.release import Release, load_release
 from enginectl.runfiles import DEGRADED, NO_ANSWER, SERVES, Trial, load_start, remove, save
 from enginectl.state import State, load_state, restore_state, update_state
-
-# Settle holds the lock for a moment.
-LOCK_SECONDS = 2.0
 
 
 class Unfit(HostError):
@@ -66,8 +63,7 @@ def run(
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _interrupt)
-    owner = f"{by}: {reason}"
-    with locked(places.lock, owner, LOCK_SECONDS, busy_exit_code=exits.EXIT_LOCKED):
+    with one_at_a_time(places, f"{by}: {reason}"):
         if restored := restore_state(places):
             say(f"warning: {restored}")
         release = checked_release(places, name)
