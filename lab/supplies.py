@@ -37,7 +37,7 @@ def build_supplies(base: Path) -> Supplies:
         family = checkpoint.build_family(CACHE)
         wheels, engine = _wheel()
         lock = {
-            "toolkit": toolkit.lock(f"{SITE_URL}/toolkit"),
+            "toolkit": {**toolkit.lock(f"{SITE_URL}/toolkit"), "runfiles": [_runfile(toolkit)]},
             "checkpoint": {
                 name: {
                     "source": f"{SITE_URL}/checkpoints/{name}",
@@ -63,6 +63,17 @@ def build_supplies(base: Path) -> Supplies:
         ):  # fmt: skip
             image.prune(kind, used)
         return composed
+
+
+def _runfile(toolkit: mirror.MirrorInfo) -> dict[str, Any]:
+    """What is expected of an adopted tree is its runfile's; the lab serves no such file."""
+    return {
+        "release": "12.8.1",
+        "url": f"{SITE_URL}/runfile",
+        "size": 1,
+        "sha256": "0" * 64,
+        "compiler_version": toolkit.compiler_version,
+    }
 
 
 def _wheel() -> tuple[Path, Path]:

@@ -117,6 +117,7 @@ def test_an_exchanged_tool_is_noticed_and_healed(standing: Site) -> None:
     assert (found["proved"], found["changed_reason"]) == (
         False, "bin/ptxas was changed since the proof",
     )  # fmt: skip
+    site.spec["base_url"] = str(site.base)
     done = site.run("install")
     assert done.returncode == 0, done.stderr
     assert f"{found['path']}: 1 changed (cuda_nvcc); installing it anew" in done.stderr

@@ -312,7 +312,7 @@ def test_an_adopted_tree_is_proved_anew_but_never_made_anew(hand_made: Site) -> 
     (adopted / "bin/by-hand").unlink()
     done = hand_made.run("install")
     assert done.returncode == 1
-    assert f"{adopted}: 1 missing (adopted); mend it, or choose another source" in done.stderr
+    assert f"{adopted}: 1 missing (adopted); cuda-install census names what: mend it" in done.stderr
     assert hand_made.trees() == [adopted.name]
 
 

@@ -125,7 +125,9 @@ def _install_alone(spec: Spec, root: Path, link: Path, lock: int) -> str:
         unproved = stamp.stale_reason(tree, spec.expected)
         damaged = damage(tree, deep=unproved is not None)
         if damaged and isinstance(spec.source, Adopted):
-            raise HostError(f"{damaged}; mend it, or choose another source")
+            raise HostError(
+                f"{damaged}; cuda-install census names what: mend it, or choose another source"
+            )
         if damaged:
             say(f"{damaged}; installing it anew")
             _publish(spec, root, tree, lock)
