@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
 
 from checkpoint import census, manifest
 from checkpoint.dimensions import architecture
@@ -38,12 +37,12 @@ def manifest_at(source: str) -> bytes:
     listing = f"{scheme}://{host}/api/models/{name}/tree/{commit}?recursive=true"
     files: dict[str, FileEntry] = {}
     config = b""
-    for path, entry in sorted(_listed(listing).items()):
-        if "lfs" in entry:
-            files[path] = FileEntry(entry["lfs"]["size"], entry["lfs"]["oid"])
+    for path, (blob, entry) in sorted(_listed(listing).items()):
+        if entry:
+            files[path] = entry
             continue
         content = read_bytes(join(source, path), SMALL_BYTES)
-        if _git_blob(content) != entry["oid"]:
+        if _git_blob(content) != blob:
             raise HostError(f"{join(source, path)}: is not the blob that {listing} names")
         files[path] = FileEntry(len(content), hashlib.sha256(content).hexdigest())
         if path == manifest.CONFIG:
@@ -56,18 +55,25 @@ def manifest_at(source: str) -> bytes:
     return manifest.parse(raw, f"the manifest of {source}").raw
 
 
-def _listed(listing: str) -> dict[str, dict[str, Any]]:
-    """The files in the repository's own folder that a checkpoint needs: path → entry."""
+def _listed(listing: str) -> dict[str, tuple[str, FileEntry | None]]:
+    """The files in the repository's own folder that a checkpoint needs.
+
+    Returns:
+        path → its git blob's id; and size and sha256, which the hub knows of large files only.
+    """
     try:
         entries = json.loads(read_bytes(listing))
         return {
-            entry["path"]: entry
+            entry["path"]: (
+                entry["oid"],
+                FileEntry(entry["lfs"]["size"], entry["lfs"]["oid"]) if "lfs" in entry else None,
+            )
             for entry in entries
             if entry["type"] == "file"
             and "/" not in entry["path"]
             and entry["path"].endswith(SUFFIXES)
         }
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise HostError(f"{listing}: is no list of files; check the address") from None
 
 

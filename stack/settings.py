@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
+from checkpoint.serving import TENSOR_PARALLEL_SIZE
 from enginectl.timing import (
     LONGEST_ADDRESS_WAIT_SECONDS,
     LONGEST_BOOT_SECONDS,
@@ -134,12 +135,18 @@ class Checkpoint(Linked):
     source: Literal["fetch", "assemble"]
 
 
+def _proved_ranks(size: int) -> int:
+    if TENSOR_PARALLEL_SIZE % size:
+        raise ValueError(f"checkpoints are proved for {TENSOR_PARALLEL_SIZE} cards, or 2, or 1")
+    return size
+
+
 class Engine(Model):
     """How the engine starts; names follow its own command line."""
 
     name: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
     python: Annotated[str, Field(pattern=r"^python3(\.\d+)?$")]
-    tensor_parallel_size: Annotated[int, Field(ge=1, le=16)]
+    tensor_parallel_size: Annotated[int, Field(ge=1), AfterValidator(_proved_ranks)]
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)]
     max_model_len: Annotated[int, Field(gt=0)]
     max_num_seqs: Annotated[int, Field(gt=0)]

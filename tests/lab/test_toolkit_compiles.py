@@ -169,6 +169,36 @@ def test_a_stray_include_path_is_caught_although_the_stamp_is_good(
     assert (tree / ".proof.json").read_bytes() == stamp
 
 
+@pytest.mark.parametrize("variable", ["PTXAS_FLAGS=--nothing", "LIBRARIES=-L/elsewhere"])
+def test_what_nvcc_adds_to_its_profile_is_caught_although_the_stamp_is_good(
+    installed: Site, tmp_path: Path, variable: str
+) -> None:
+    name, _, value = variable.partition("=")
+    source = tmp_path / "x.cu"
+    source.touch()
+    done = subprocess.run(
+        [installed.link / "bin/nvcc", "--dryrun", "-arch=sm_70", "-o", "x", source],
+        cwd=tmp_path, env={**os.environ, name: value}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert value in done.stderr, "nvcc itself heeds it"
+    code, report = proof(installed, installed.link, variables={name: value})
+    assert code == 1
+    assert f"{variable} changes what is compiled with" in report["failures"][0]
+
+
+def test_a_header_that_a_link_borrows_from_elsewhere_is_named(
+    installed: Site, copied: Path, tmp_path: Path
+) -> None:
+    """Nothing in the name of what is borrowed tells that it is CUDA's."""
+    header, elsewhere = copied / "include/crt/math_functions.hpp", tmp_path / "notes.txt"
+    header.rename(elsewhere)
+    header.symlink_to(elsewhere)
+    code, report = proof(installed, copied)
+    assert code == 1
+    assert f"1 CUDA headers come from {tmp_path}, not from" in report["failures"][0]
+    assert check_named(report, "header origin")["details"] == [str(elsewhere)]
+
+
 def test_a_removed_header_is_named(installed: Site, copied: Path) -> None:
     (copied / "include/cuda_fp8.h").unlink()
     code, report = proof(installed, copied)

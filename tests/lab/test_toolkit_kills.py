@@ -34,6 +34,7 @@ from tests.unit.toolkit_support import (
 KILLS = 50
 TRIES = 99
 ADOPTIONS = 12
+HEALS = 12
 NOISE_BYTES = 1_000_000
 SEED = int(os.environ.get("FABLE_KILL_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 32)
 
@@ -158,3 +159,28 @@ def test_an_adoption_that_is_killed_leaves_the_tree_where_people_find_it(
         assert done.returncode == 0, (SEED, moment_s, done.stderr)
         assert_census(site.link.resolve(strict=True))
         shutil.rmtree(site.folder)
+
+
+def test_healing_that_is_killed_leaves_a_tree_in_its_place(origin: Site, memory: Path) -> None:
+    print(f"FABLE_KILL_SEED={SEED}")
+    chance = random.Random(SEED)
+    site = Site(origin.base, origin.programs, memory / "heal", origin.spec)
+    site.folder.mkdir()
+    longest_s = duration_s(site, "install")
+    tree = whole_tree(site)
+    outcomes: Counter[bool] = Counter()
+    for _ in range(HEALS):
+        library = tree / "lib/libcurand.so.10"
+        library.unlink()
+        moment_s = chance.uniform(0.1 * longest_s, longest_s)
+        kill_after(site, "install", moment_s)
+        outcomes[library.exists()] += 1
+        if library.exists():
+            assert_census(tree)
+        else:
+            assert (tree / "include/curand.h").is_file()
+        done = site.run("install")
+        assert done.returncode == 0, (SEED, moment_s, done.stderr)
+        assert whole_tree(site) == tree
+        assert sorted(path.name for path in site.root.iterdir()) == [".lock", tree.name]
+    print(outcomes)

@@ -110,7 +110,7 @@ def test_a_changed_expectation_proves_the_standing_tree_anew(standing: Site) -> 
     assert (site.link / ".toolkit.json").read_bytes() == kept
 
 
-def test_an_exchanged_tool_is_noticed(standing: Site) -> None:
+def test_an_exchanged_tool_is_noticed_and_healed(standing: Site) -> None:
     site = standing
     shutil.copy("/bin/false", site.link / "bin/ptxas")
     found = site.status()
@@ -118,8 +118,10 @@ def test_an_exchanged_tool_is_noticed(standing: Site) -> None:
         False, "bin/ptxas was changed since the proof",
     )  # fmt: skip
     done = site.run("install")
-    assert done.returncode == 1
-    assert f"remove {found['path']} and run again" in done.stderr
+    assert done.returncode == 0, done.stderr
+    assert f"{found['path']}: 1 changed (cuda_nvcc); installing it anew" in done.stderr
+    the_only_tree(site)
+    assert proof(site, site.link, "--deep")[0] == 0
 
 
 @pytest.mark.parametrize("phase", ["unpacking", "proving"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import shutil
 import subprocess
 import time
@@ -102,14 +103,18 @@ def test_what_is_no_checkpoint_is_refused_and_left_as_it_was(
     host: Host, by_hand: Path, tmp_path: Path
 ) -> None:
     def refused(*named: str | Path) -> None:
-        before = snapshot(by_hand)
+        before = snapshot(host.data)
         assert_refused(host.run("adopt", by_hand), 1, *named)
-        assert snapshot(by_hand) == before
+        assert snapshot(host.data) == before
         assert not by_hand.is_symlink()
 
-    (by_hand / "modeling.py").write_text("")
-    refused("modeling.py", "code")
-    (by_hand / "modeling.py").unlink()
+    for name in ("modeling.py", "pytorch_model.bin"):
+        (by_hand / name).write_text("")
+        refused(name, "code")
+        (by_hand / name).unlink()
+    shutil.copy(shards(by_hand)[0], by_hand / "consolidated.safetensors")
+    refused("consolidated.safetensors", "index does not name")
+    (by_hand / "consolidated.safetensors").unlink()
     (by_hand / ".cache").mkdir()
     refused(".cache", "move it out")
     (by_hand / ".cache").rmdir()
@@ -122,6 +127,27 @@ def test_what_is_no_checkpoint_is_refused_and_left_as_it_was(
     shutil.copy(tmp_path / "blob", shard)
     edit_header(shard, lambda header: header.update(x=header.pop(list(header)[-1])))
     refused("disagrees with the shards on 2 tensors")
+
+
+def test_a_full_disk_leaves_it_as_it_was_and_names_the_file(host: Host, by_hand: Path) -> None:
+    """A full disk, as the write that meets it sees it."""
+    before = snapshot(by_hand)
+    done = host.run(
+        "adopt", by_hand,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
+    )  # fmt: skip
+    assert_refused(done, 2, by_hand / "manifest.json", "File too large")
+    assert snapshot(by_hand) == before
+    assert not by_hand.is_symlink()
+
+
+def test_many_adoptions_at_once_agree(host: Host, by_hand: Path) -> None:
+    running = [
+        subprocess.Popen(host.command("adopt", by_hand), stderr=subprocess.PIPE) for _ in range(6)
+    ]
+    said = [process.communicate(timeout=60)[1] for process in running]
+    assert [process.returncode for process in running] == [0] * 6, said
+    assert_whole(by_hand.resolve())
 
 
 def test_places_that_cannot_be_adopted(host: Host, by_hand: Path) -> None:

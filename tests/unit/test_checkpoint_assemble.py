@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import random
@@ -12,7 +11,6 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -179,23 +177,29 @@ def test_a_shard_that_changes_meanwhile_is_noticed(pair: Pair, tmp_path: Path) -
         parents.check_unchanged(trunk)
 
 
-@contextlib.contextmanager
-def damaged(path: Path) -> Iterator[None]:
-    good = path.read_bytes()
-    flip(path)
-    yield
-    path.write_bytes(good)
-
-
-def test_a_damaged_earlier_result_is_not_taken_for_the_new_one(host: Host, pair: Pair) -> None:
+@pytest.mark.parametrize("locked", [True, False])
+def test_a_damaged_earlier_result_is_replaced(host: Host, pair: Pair, locked: bool) -> None:
     folder = assembled(host, pair)
-    host.link.unlink()
-    with damaged(shards(folder)[0]):
-        done = host.run(*arguments(host, pair))
-        assert_refused(done, 1, folder, shards(folder)[0].name, "verify --deep")
-        assert not host.link.is_symlink()
-    assert host.run("verify", "--deep", folder).returncode == 0
-    assert assembled(host, pair) == folder
+    digest = ["--manifest-sha256", digest_of(folder)] if locked else []
+    flip(shards(folder)[0])
+    with shards(folder)[0].open("rb") as served:
+        before = served.read()
+        assert host.run("verify", "--deep", folder).returncode == 1
+        assert assembled(host, pair, *digest) == folder
+        served.seek(0)
+        assert served.read() == before
+    assert_whole(folder)
+    assert host.run("verify", folder).returncode == 0
+    assert {path.name for path in host.root.iterdir()} == {".lock", folder.name}
+
+
+def test_what_lies_in_a_damaged_result_and_is_not_of_it_is_not_lost(host: Host, pair: Pair) -> None:
+    folder = assembled(host, pair)
+    (folder / "notes.txt").write_text("mine")
+    before = snapshot(folder)
+    assert_refused(host.run(*arguments(host, pair)), 1, folder, "notes.txt", "move it out")
+    assert snapshot(folder) == before
+    assert host.link.resolve() == folder
 
 
 def test_a_file_that_grows_too_large_leaves_nothing(host: Host, pair: Pair) -> None:

@@ -384,6 +384,28 @@ def test_damaged_source_files(host: Host, source: miniature.CheckpointInfo, tmp_
     assert host.fetch(source.folder, sha256).returncode == 0
 
 
+def test_a_source_of_pipes_is_refused(
+    host: Host, source: miniature.CheckpointInfo, tmp_path: Path
+) -> None:
+    pipes, sha256 = tmp_path / "pipes", source.manifest_sha256
+    for name in (SHARD, "manifest.json"):
+        shutil.copytree(source.folder, pipes)
+        (pipes / name).unlink()
+        os.mkfifo(pipes / name)
+        assert_refused(host.fetch(pipes, sha256), 2, pipes / name, "not a regular file")
+        shutil.rmtree(pipes)
+    assert not host.folder(sha256).exists()
+
+
+def test_a_hostile_manifest_is_not_even_parsed(
+    host: Host, source: miniature.CheckpointInfo, tmp_path: Path
+) -> None:
+    for text, named in (("[" * 100_000, "sha256 differs"), (" " * 5_000_000, "larger than")):
+        (tmp_path / "manifest.json").write_text(text)
+        done = host.fetch(tmp_path, source.manifest_sha256)
+        assert_refused(done, 1, tmp_path / "manifest.json", named)
+
+
 def test_wrong_manifest_digest(host: Host, source: miniature.CheckpointInfo) -> None:
     done = host.fetch(source.folder, "0" * 64)
     assert_refused(done, 1, "manifest.json", "0" * 64, source.manifest_sha256)

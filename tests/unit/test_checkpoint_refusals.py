@@ -140,6 +140,12 @@ def without_draft(key: str, unquantised: str) -> Callable[[Any], object]:
     return change
 
 
+def swap_algorithms(config: Any) -> None:
+    layers = config["quantization_config"]["quantized_layers"]
+    other = next(name for name in layers if layers[name]["quant_algo"] == "FP8")
+    layers["lm_head"], layers[other] = layers[other], layers["lm_head"]
+
+
 REFUSED: dict[str, tuple[Change, list[str]]] = {
     "truncated shard": (lambda p: cut(first(p)), ["trunk/model-00001", "cut off"]),
     "truncated base shard": (lambda p: cut(last(p)), ["base/model-0", "cut off"]),
@@ -200,7 +206,20 @@ REFUSED: dict[str, tuple[Change, list[str]]] = {
         ["hf_quant_config.json", "exclude_modules", "mtp.fc"]),
     "quantised layer left out": (
         lambda p: edit_json(p.base / "config.json", lambda c: c["quantization_config"][
-            "quantized_layers"].pop("lm_head")), ["quantized_layers", "12 NVFP4"]),
+            "quantized_layers"].pop("lm_head")), ["quantized_layers", "lm_head (missing)"]),
+    "algorithms of two modules swapped": (
+        lambda p: edit_json(p.base / "config.json", swap_algorithms),
+        ["config.json", "quantized_layers", "2 modules", "lm_head (FP8 instead of NVFP4)"]),
+    "draft head quantised": (
+        lambda p: edit_json(p.base / "hf_quant_config.json", lambda c: c["quantization"][
+            "quantized_layers"].update({"mtp.fc": {"quant_algo": "FP8"}})),
+        ["hf_quant_config.json", "mtp.fc (FP8 instead of none)"]),
+    "ignore covers a quantised module": (
+        lambda p: edit_json(p.base / "config.json", lambda c: c["quantization_config"][
+            "ignore"].append("lm_*")), ["config.json", "ignore", "covers", "lm_head"]),
+    "shard that no index names": (
+        lambda p: shutil.copy(first(p), p.trunk / "model-00004.safetensors"),
+        ["trunk", "model-00004.safetensors", "index does not name"]),
     "heads that four cards cannot share": (
         lambda p: edit_json(p.base / "config.json", lambda c: c["text_config"].update(
             num_attention_heads=22)), ["num_attention_heads is 22", "4 cards"]),

@@ -197,6 +197,11 @@ def test_a_hub_that_is_not_consistent_is_refused(published: Hub) -> None:
     published.lies["config.json"] = {"oid": "0" * 40}
     with pytest.raises(HostError, match=r"config\.json: is not the blob"):
         hub.manifest_at(published.source)
+    lie: object
+    for lie in ({}, {"oid": "0" * 64}, [], {"oid": 1, "size": "x"}):
+        published.lies = {"model-00001-of-00003.safetensors": {"lfs": lie}}
+        with pytest.raises(HostError, match=r"is no list of files|model-00001"):
+            hub.manifest_at(published.source)
     published.lies["config.json"] = {"path": 1}
     with pytest.raises(HostError, match="is no list of files"):
         hub.manifest_at(published.source)

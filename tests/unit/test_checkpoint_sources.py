@@ -132,10 +132,17 @@ def test_no_address_is_an_option_or_a_command(host: Host, address: str) -> None:
     f"{HUB}/resolve/main", f"{HUB}/resolve/v1.0", f"{HUB}/resolve/{COMMIT[:12]}",
     f"{HUB}/resolve/refs%2Fpr%2F1", f"{HUB}/resolve/", HUB, f"{HUB}/tree/{COMMIT}",
     f"{HUB}/blob/main", f"http://127.0.0.1:1/mirror/resolve/{COMMIT.upper()}",
+    HUB.replace("//", "//www."), HUB.replace(".co/", ".co./"),
 ])  # fmt: skip
 def test_what_may_move_is_refused_before_anything_is_asked(host: Host, address: str) -> None:
     assert_refused(host.fetch(address, "0" * 64), 1, address, "resolve", "40 hex digits")
     assert not host.root.exists()
+
+
+@pytest.mark.parametrize("climb", ["..", "%2e%2e", ".%2E"])
+def test_no_address_climbs_from_a_commit_to_a_branch(host: Host, climb: str) -> None:
+    address = f"{HUB}/resolve/{COMMIT}/{climb}/main"
+    assert_refused(host.fetch(address, "0" * 64), 2, address, "without ..")
 
 
 def test_an_address_with_a_secret_or_a_query_is_refused(host: Host) -> None:

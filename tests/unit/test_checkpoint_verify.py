@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -25,7 +27,7 @@ from tests.unit.checkpoint_support import (
     shards,
 )
 from tests.unit.standin_support import production_config
-from tests.unit.test_checkpoint_assemble import arguments, assembled
+from tests.unit.test_checkpoint_assemble import assembled
 from tests.unit.test_checkpoint_census import FULL
 from tests.unit.test_checkpoint_fetch import Host, assert_refused, flip
 
@@ -44,10 +46,34 @@ def test_a_failed_deep_verify_takes_the_stamp(host: Host, pair: Pair) -> None:
     assert not stamp.exists()
     assert host.status(sha256)["installed"] is False
     assert_refused(host.run("verify", folder), 1, "stamp.json", "missing", "verify --deep")
-    assert_refused(host.run(*arguments(host, pair)), 1, folder, "stamp.json")
     flip(path)
     assert host.run("verify", "--deep", folder).returncode == 0
     assert host.status(sha256)["installed"] is True
+    assert host.run("verify", folder).returncode == 0
+
+
+@pytest.mark.parametrize("name", [".stamp.json.a1b2c3d_", ".manifest.json.a1b2c3d_"])
+def test_a_verify_killed_while_it_wrote_its_stamp_is_no_fault(
+    host: Host, pair: Pair, name: str
+) -> None:
+    folder = assembled(host, pair)
+    sha256 = hashlib.sha256((folder / "manifest.json").read_bytes()).hexdigest()
+    (folder / name).write_text("half of it")
+    assert host.status(sha256)["installed"] is True
+    assert host.run("verify", folder).returncode == 0
+    assert host.run("verify", "--deep", folder).returncode == 0
+    (folder / ".other.json.a1b2c3d_").write_text("not ours")
+    assert_refused(host.run("verify", folder), 1, ".other.json")
+
+
+def test_many_deep_verifies_at_once_agree(host: Host, pair: Pair) -> None:
+    folder = assembled(host, pair)
+    running = [
+        subprocess.Popen(host.command("verify", "--deep", folder), stderr=subprocess.PIPE)
+        for _ in range(8)
+    ]
+    said = [process.communicate(timeout=60)[1] for process in running]
+    assert [process.returncode for process in running] == [0] * 8, said
     assert host.run("verify", folder).returncode == 0
 
 
@@ -151,3 +177,22 @@ def test_production_passes_the_gate() -> None:
         ("qkv_proj", 3584, 5120), ("o_proj", 5120, 1536),
     }  # fmt: skip
     assert not any(module.refusal() for module in modules)
+
+
+def test_a_deep_verify_of_what_cannot_be_written_tells_what_it_found(
+    host: Host, pair: Pair
+) -> None:
+    folder = assembled(host, pair)
+
+    def deep() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["unshare", "--mount", "--map-root-user", "sh", "-c",
+             'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"', str(folder),
+             *host.command("verify", "--deep", folder)],
+            capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+    assert_refused(deep(), 2, folder, "every digest is right", "Read-only")
+    assert host.run("verify", folder).returncode == 0
+    flip(shards(folder)[0])
+    assert_refused(deep(), 1, shards(folder)[0].name, "sha256 differs", "cannot be removed")

@@ -137,6 +137,16 @@ def test_a_partial_file_of_an_earlier_run_is_resumed(server: Server, tmp_path: P
     assert server.ranges == ["bytes=4000000-"]
 
 
+@pytest.mark.parametrize("form", [str, Path.as_uri])
+def test_a_file_of_this_host_is_resumed_too(tmp_path: Path, form: Callable[[Path], str]) -> None:
+    source, target = tmp_path / "a file", tmp_path / "target"
+    source.write_bytes(CONTENT)
+    target.with_name("target.partial").write_bytes(CONTENT[:-5])
+    source.write_bytes(bytes(len(CONTENT) - 5) + CONTENT[-5:])  # what is not read does not count
+    download.fetch(form(source), target, SHA256, len(CONTENT))
+    assert target.read_bytes() == CONTENT
+
+
 def test_a_whole_partial_file_needs_no_server(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file.partial").write_bytes(CONTENT)
     assert fetch(server, tmp_path / "file") == len(CONTENT)

@@ -9,16 +9,15 @@ import pytest
 from fable_gateway.limits import MINUTE_S, Budget, Gauge, QueueFull, Rates
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 FAR_S = 3600.0
+PLACES = st.integers(0, 1000)
 NAMES = st.sampled_from(["alice", "bob", "carol"])
 
 
 class GaugeMachine(RuleBasedStateMachine):
-    """Clients of three names come, end, leave the queue, and leave in the moment of their turn."""
-
-    tasks = Bundle("tasks")
+    """Clients of three names come, end, and leave, from the queue as well as from a slot."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -26,6 +25,7 @@ class GaugeMachine(RuleBasedStateMachine):
         self.gauge = Gauge(3, 4)
         self.holding: Counter[str] = Counter()
         self.ends: dict[asyncio.Task[str], asyncio.Event] = {}
+        self.there: list[asyncio.Task[str]] = []
 
     def settle(self) -> None:
         for _ in range(8):
@@ -44,32 +44,30 @@ class GaugeMachine(RuleBasedStateMachine):
             return "full"
         return "served"
 
-    @rule(target=tasks, name=NAMES)
-    def arrive(self, name: str) -> asyncio.Task[str]:
+    @rule(name=NAMES)
+    def arrive(self, name: str) -> None:
         end = asyncio.Event()
         most = 1 if name == "carol" else None
         task = self.loop.create_task(self._client(name, most, end))
         self.ends[task] = end
-        self.settle()
-        return task
-
-    @rule(task=consumes(tasks))
-    def end(self, task: asyncio.Task[str]) -> None:
-        self.ends[task].set()
+        self.there.append(task)
         self.settle()
 
-    @rule(task=consumes(tasks))
-    def leave(self, task: asyncio.Task[str]) -> None:
-        task.cancel()
+    @precondition(lambda self: self.there)
+    @rule(place=PLACES)
+    def end(self, place: int) -> None:
+        self.ends[self._taken(place)].set()
         self.settle()
 
-    @rule(first=consumes(tasks), second=consumes(tasks))
-    def end_and_leave_at_once(self, first: asyncio.Task[str], second: asyncio.Task[str]) -> None:
-        """The slot that the first gives back may be the second's in the moment it leaves."""
-        self.ends[first].set()
-        self.loop.run_until_complete(asyncio.sleep(0))
-        second.cancel()
+    @precondition(lambda self: self.there)
+    @rule(place=PLACES)
+    def leave(self, place: int) -> None:
+        self._taken(place).cancel()
         self.settle()
+
+    def _taken(self, place: int) -> asyncio.Task[str]:
+        """One of those who are there, who then counts no more."""
+        return self.there.pop(place % len(self.there))
 
     @invariant()
     def exact(self) -> None:
@@ -137,6 +135,30 @@ def test_one_name_is_served_in_the_order_of_arrival() -> None:
         return order
 
     assert asyncio.run(run()) == list(range(20))
+
+
+def test_who_leaves_in_the_moment_of_its_turn_hands_the_slot_on() -> None:
+    async def run() -> list[object]:
+        gauge = Gauge(1, 100)
+        deadline = asyncio.get_running_loop().time() + FAR_S
+
+        async def one() -> str:
+            async with gauge.slot(deadline, "alice"):
+                return "served"
+
+        async with gauge.slot(deadline, "alice"):
+            leaves, next_one = asyncio.create_task(one()), asyncio.create_task(one())
+            await asyncio.sleep(0)
+        # The slot is its own by now, and it does not know yet.
+        assert gauge.waiting == 1
+        leaves.cancel()
+        ends = await asyncio.gather(leaves, next_one, return_exceptions=True)
+        assert gauge.in_flight == 0
+        return list(ends)
+
+    left, served = asyncio.run(run())
+    assert isinstance(left, asyncio.CancelledError)
+    assert served == "served"
 
 
 def test_a_full_queue_sends_the_greediest_away() -> None:

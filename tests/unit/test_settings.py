@@ -47,6 +47,8 @@ def test_committed_settings_are_the_production_ones() -> None:
         ("v100", "engine.gpu_memory_utilization", 1.01),
         ("v100", "engine.gpu_memory_utilization", "0.5"),
         ("v100", "engine.num_speculative_tokens", 16),
+        ("v100", "engine.tensor_parallel_size", 3),
+        ("v100", "engine.tensor_parallel_size", 8),
         ("v100", "engine.max_num_seqs", 0),
         ("v100", "engine.max_num_seqs", 2.5),
         ("v100", "engine.python", "python2"),

@@ -207,6 +207,15 @@ def test_a_strange_folder_at_the_trees_place_is_not_touched(site: Site) -> None:
     assert list(tree.iterdir()) == [tree / "bin"]
 
 
+def test_a_link_to_nowhere_at_the_trees_place_is_not_touched(site: Site) -> None:
+    tree = Path(site.status()["path"])
+    tree.parent.mkdir()
+    tree.symlink_to("/nowhere")
+    text = refused(site, f"{tree}: stands there and was not made by this installer")
+    assert "checking" not in text, "nothing was read before"
+    assert tree.readlink() == Path("/nowhere")
+
+
 def test_lack_of_space_is_seen_before_the_first_byte(site: Site) -> None:
     site.spec["components"][0]["size"] = 10**15
     refused(site, "needed for archives and tree", "free")

@@ -91,7 +91,15 @@ def test_the_engines_environment_must_lead_to_the_tree(tree: Path, tmp_path: Pat
 
 @pytest.mark.parametrize(
     "name",
-    ["NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "TL_CUTLASS_PATH", "PYTORCH_NVCC"],
+    [
+        "NVCC_PREPEND_FLAGS",
+        "NVCC_APPEND_FLAGS",
+        "CPATH",
+        "TL_CUTLASS_PATH",
+        "PYTORCH_NVCC",
+        "LIBRARY_PATH",
+        "LIBRARIES",
+    ],
 )
 @pytest.mark.parametrize("engines", [True, False])
 def test_a_stray_variable_is_named_with_its_value(tree: Path, name: str, engines: bool) -> None:

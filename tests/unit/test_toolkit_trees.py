@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,75 @@ def test_what_changed_and_what_was_added_is_named(copied: Site) -> None:
     assert "changed  include/cuda.h" in done.stderr
 
 
+def remove_what_no_proof_reads(tree: Path) -> None:
+    (tree / "lib/libcurand.so.10").unlink()
+
+
+def remove_a_required_header(tree: Path) -> None:
+    (tree / "include/shared.h").unlink()
+
+
+def exchange_a_tool(tree: Path) -> None:
+    (tree / "bin/ptxas").write_text("a stand-in for bin/XXXXX")
+
+
+def remove_the_census(tree: Path) -> None:
+    (tree / "census.json").unlink()
+
+
+def empty_the_description(tree: Path) -> None:
+    (tree / ".toolkit.json").write_text("")
+
+
+DAMAGES = pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (remove_what_no_proof_reads, "1 missing (libcurand)"),
+        (remove_a_required_header, "1 missing (cuda_cudart)"),
+        (exchange_a_tool, "bin/ptxas was changed since the proof"),
+        (remove_the_census, "census.json: is not there"),
+        (empty_the_description, ".toolkit.json: is no JSON"),
+    ],
+)
+
+
+@DAMAGES
+def test_a_damaged_tree_is_named_and_healed_in_its_place(
+    copied: Site, spoil: Callable[[Path], None], words: str
+) -> None:
+    tree = copied.link.resolve()
+    spoil(tree)
+    found = copied.status()
+    assert found["proved"] is False
+    assert words in found["changed_reason"] or "was removed since" in found["changed_reason"]
+    done = copied.run("install")
+    assert done.returncode == 0, done.stderr
+    assert "installing it anew" in done.stderr
+    assert whole_tree(copied) == tree
+    assert sorted(path.name for path in copied.root.iterdir()) == [".lock", tree.name]
+
+
+@DAMAGES
+def test_a_damaged_tree_that_cannot_be_made_anew_stays_as_it_is(
+    copied: Site, spoil: Callable[[Path], None], words: str
+) -> None:
+    spoil(copied.link.resolve())
+    copied.spec = {**copied.spec, "base_url": "/nonexistent"}
+    before = [line for line in snapshot(copied.link.resolve()) if " d " not in line]
+    done = copied.run("install")
+    assert (done.returncode, "cannot be fetched" in done.stderr) == (2, True), done.stderr
+    assert is_one_line(done.stderr, "cuda-install")
+    assert [line for line in snapshot(copied.link.resolve()) if " d " not in line] == before
+
+
+def test_what_people_lay_beside_the_files_is_left_there(copied: Site) -> None:
+    notes = copied.link.resolve() / "notes"
+    notes.touch()
+    assert copied.status()["changed_reason"] is None
+    assert copied.run("install").returncode == 0
+    assert notes.exists()
+
+
 def test_a_handful_is_shown_and_the_rest_counted(copied: Site) -> None:
     shutil.rmtree(copied.link.resolve() / "include/crt")
     done = run(copied, "census", copied.link)
@@ -238,7 +308,11 @@ def test_an_adopted_tree_is_proved_anew_but_never_made_anew(hand_made: Site) -> 
     hand_made.spec["required_headers"] = ["cublas_v2.h"]
     done = hand_made.run("install")
     assert done.returncode == 1
-    assert f"{adopted}: the proof failed (header origin); mend it, or choose another" in done.stderr
+    assert f"{adopted}: the proof failed (header origin); its files are as they" in done.stderr
+    (adopted / "bin/by-hand").unlink()
+    done = hand_made.run("install")
+    assert done.returncode == 1
+    assert f"{adopted}: 1 missing (adopted); mend it, or choose another source" in done.stderr
     assert hand_made.trees() == [adopted.name]
 
 
@@ -420,6 +494,28 @@ def test_nothing_is_collected_unless_it_is_known_what_must_stay(
     assert (done.returncode, words in done.stderr) == (code, True), done.stderr
     assert is_one_line(done.stderr, "cuda-install")
     assert old.is_dir()
+
+
+def test_at_a_mistyped_place_nothing_is_collected_or_made(copied: Site) -> None:
+    old = old_tree(copied, "cuda-0123456789abcdef")
+    copied.link.unlink()
+    done = collect(copied, "--keep", old)
+    assert (done.returncode, f"{copied.link}: leads nowhere" in done.stderr) == (1, True)
+    copied.root.rename(copied.folder / "elsewhere")
+    done = collect(copied, "--keep", copied.folder)
+    assert (done.returncode, f"{copied.root}: is no folder" in done.stderr) == (1, True)
+    assert not copied.root.exists()
+    assert len(list((copied.folder / "elsewhere").glob("cuda-*"))) == 2
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can work in another user's folder")
+def test_root_does_not_collect_where_another_user_works(copied: Site) -> None:
+    """Its lock file would lock that user out."""
+    (copied.root / ".lock").unlink()
+    os.chown(copied.root, NOBODY, -1)
+    done = collect(copied, "--keep", copied.link)
+    assert (done.returncode, f"{copied.root}: belongs to nobody" in done.stderr) == (2, True)
+    assert not (copied.root / ".lock").exists()
 
 
 def test_a_release_that_cannot_be_read_keeps_everything(copied: Site) -> None:

@@ -9,11 +9,12 @@ from hostlib.atomic import locked, write_file
 from hostlib.errors import HostError
 
 from checkpoint import census, manifest, verify
+from checkpoint.census import Census
 from checkpoint.fetch import LOCK_WAIT_S
 from checkpoint.manifest import FileEntry, Manifest
 from checkpoint.strict import as_file_name, require_regular
 
-CODE = (".py", ".so", ".pkl")
+CODE = (".py", ".so", ".pkl", ".pickle", ".bin", ".pt", ".pth", ".ckpt")  # pickles are code
 
 
 def adopt(folder: Path, root: Path) -> Manifest:
@@ -30,19 +31,26 @@ def adopt(folder: Path, root: Path) -> Manifest:
         HostError: it cannot be moved by a rename, holds what is no part of a checkpoint, or its
             tensors are not those that its config asks for; it is left as it was.
     """
-    if folder.is_symlink() and folder.readlink().parent == root:
+    if _is_adopted(folder, root):
         return verify.quick(folder.resolve())
     check_adoptable(root, folder)
+    _looked_at(folder)
     root.mkdir(exist_ok=True)
     with locked(root / ".lock", "ckpt adopt", LOCK_WAIT_S):
-        for name in (manifest.MANIFEST, manifest.STAMP):
-            for leftover in folder.glob(f".{name}.????????"):  # of a run that was killed
-                leftover.unlink()
+        if _is_adopted(folder, root):  # by another run, meanwhile
+            return verify.quick(folder.resolve())
+        for path in folder.iterdir():
+            if manifest.is_unfinished(path.name):  # of a run that was killed
+                path.unlink()
         listed = listed_in(folder)
         place = root / manifest.folder_name(listed.sha256)
         check_free(place, folder)
         swap_in(place, folder)
     return listed
+
+
+def _is_adopted(folder: Path, root: Path) -> bool:
+    return folder.is_symlink() and folder.readlink().parent == root
 
 
 def listed_in(folder: Path) -> Manifest:
@@ -53,28 +61,31 @@ def listed_in(folder: Path) -> Manifest:
     """
     if (folder / manifest.MANIFEST).exists():
         return verify.deep(folder)
-    sizes = _sizes(folder)
-    tensors = census.count(verify.check_shards(folder)).as_json()
+    sizes, tensors = _looked_at(folder)
     times = {name: (folder / name).stat().st_mtime_ns for name in sizes}
     digests = verify.hash_files(folder, sizes)
     files = {name: FileEntry(size, digests[name]) for name, size in sizes.items()}
-    raw = manifest.render(files, tensors, {"origin": "adopted"})
+    raw = manifest.render(files, tensors.as_json(), {"origin": "adopted"})
     listed = manifest.parse(raw, str(folder / manifest.MANIFEST))
     try:
         write_file(folder / manifest.MANIFEST, raw)
         verify.write_stamp(folder, listed, times)
         return verify.quick(folder)
-    except HostError:
+    except (HostError, OSError):
         for name in (manifest.MANIFEST, manifest.STAMP):
             (folder / name).unlink(missing_ok=True)
         raise
 
 
-def _sizes(folder: Path) -> dict[str, int]:
-    """Every file's size; raises HostError unless all of them can be part of a checkpoint."""
+def _looked_at(folder: Path) -> tuple[dict[str, int], Census]:
+    """Every file's size, and the tensors counted, by what can be seen without reading data.
+
+    Raises:
+        HostError: a file can be no part of a checkpoint, or `verify.check_shards`.
+    """
     sizes: dict[str, int] = {}
     for path in sorted(folder.iterdir()):
-        if path.name == manifest.STAMP:
+        if path.name in (manifest.MANIFEST, manifest.STAMP) or manifest.is_unfinished(path.name):
             continue
         try:
             as_file_name(path.name, str(folder))
@@ -82,6 +93,6 @@ def _sizes(folder: Path) -> dict[str, int]:
         except HostError as error:
             raise HostError(f"{error.message}: move it out, then adopt again") from None
         if path.suffix in CODE:
-            raise HostError(f"{path}: is code, which the engine would run; move it out")
+            raise HostError(f"{path}: is code, or a pickle, which is code too; move it out")
         sizes[path.name] = path.stat().st_size
-    return sizes
+    return sizes, census.count(verify.check_shards(folder))

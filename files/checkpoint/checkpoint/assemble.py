@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from hostlib.atomic import locked, publish_dir, replace_symlink, write_file
+from hostlib.atomic import locked, replace_symlink, write_file
 from hostlib.errors import HostError
 
 from checkpoint import census, manifest, parents, verify
@@ -16,6 +16,7 @@ from checkpoint.copying import can_share
 from checkpoint.layout import FilePlan, lay_out, plan_files
 from checkpoint.manifest import FileEntry, Manifest
 from checkpoint.parents import Parent
+from checkpoint.publish import check_places, check_replaceable, put_in_place
 from checkpoint.shards import read_shards, tensors_of
 from checkpoint.space import require_space
 
@@ -48,21 +49,19 @@ class Order:
 def assemble(order: Order) -> Manifest:
     """Assemble, prove, publish and link the checkpoint; its manifest.
 
+    The same one that stands there whole stays; a damaged one is replaced in one step.
+
     Raises:
         HostError: the parents do not fit or are damaged, no space, or the result is not the one
             asked for. Link and earlier checkpoints are then untouched, and nothing is left.
     """
-    if order.link.exists() and not order.link.is_symlink():
-        raise HostError(
-            f"{order.link}: a checkpoint or file of its own stands here, not a symlink;"
-            " move it away, then run again"
-        )
+    check_places(order.root, order.link)
     if order.manifest_sha256 is not None:
         folder = order.root / manifest.folder_name(order.manifest_sha256)
-        if folder.exists():
-            listed = _standing(folder, order.manifest_sha256)
+        standing = _standing(folder, order.manifest_sha256)
+        if standing:
             _point(order.link, folder)
-            return listed
+            return standing
     parents.check_locked(order.trunk, order.trunk_sha256, "trunk")
     parents.check_locked(order.base, order.base_sha256, "base")
     trunk, base = parents.read_pair(order.trunk, order.base)
@@ -135,18 +134,19 @@ def _publish(listed: Manifest, staging: Path, order: Order) -> None:
             f"got               {listed.sha256}",
         )
     folder = order.root / manifest.folder_name(listed.sha256)
-    if folder.exists():
-        _standing(folder, listed.sha256)
-    publish_dir(staging, folder)
+    if not _standing(folder, listed.sha256):
+        check_replaceable(folder, listed)
+        put_in_place(staging, folder)
     _point(order.link, folder)
 
 
-def _standing(folder: Path, sha256: str) -> Manifest:
-    """The manifest of the checkpoint that stands in `folder`; raises HostError unless whole."""
-    listed = verify.quick(folder)
-    if listed.sha256 != sha256:
-        raise HostError(f"{folder}: holds another manifest; move the folder away, then run again")
-    return listed
+def _standing(folder: Path, sha256: str) -> Manifest | None:
+    """The manifest of the checkpoint that stands whole in `folder`; None: it is to be made anew."""
+    try:
+        listed = verify.quick(folder)
+    except HostError:
+        return None
+    return listed if listed.sha256 == sha256 else None
 
 
 def _point(link: Path, folder: Path) -> None:

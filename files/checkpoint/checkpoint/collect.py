@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hostlib.atomic import locked
-from hostlib.collection import REMOVING, removable, remove, remove_leftovers, wanted_by
+from hostlib.collection import (
+    REMOVING,
+    check_places,
+    removable,
+    remove,
+    remove_leftovers,
+    wanted_by,
+)
 
 from checkpoint import manifest
 from checkpoint.fetch import LOCK_WAIT_S, STAGING
@@ -24,6 +31,7 @@ def collect(root: Path, link: Path, releases: Path | None, keep: Sequence[Path])
     Raises:
         HostError: what must stay is not known, or another program works below `root`.
     """
+    check_places(root, link)
     texts = wanted_by(releases, keep)
     with locked(root / ".lock", "ckpt collect", LOCK_WAIT_S):
         remove_leftovers(root, STAGING, REMOVING)

@@ -6,18 +6,19 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from hostlib.adoption import exchange
-from hostlib.atomic import fsync_dir, fsync_tree, locked, publish_dir, replace_symlink, write_file
+from hostlib.atomic import locked, replace_symlink, write_file
 from hostlib.collection import REMOVING, remove_leftovers
 from hostlib.download import fetch, join, read_bytes, sha256_file
-from hostlib.errors import EXIT_UNABLE, HostError
+from hostlib.errors import HostError
 from hostlib.progress import Progress
 
 from checkpoint import manifest, verify
 from checkpoint.manifest import FileEntry, Manifest
 from checkpoint.parallel import StoppableProgress, for_each
+from checkpoint.publish import check_places, check_replaceable, other_manifest, put_in_place
 from checkpoint.source import as_source
 from checkpoint.space import require_space
+from checkpoint.strict import LIMIT_BYTES
 
 DOWNLOADS = 4  # at once
 LOCK_WAIT_S = 10.0
@@ -68,16 +69,18 @@ def fetch_checkpoint(source: str | None, place: Place, listed: Manifest | None =
             holds is not what the digest stands for. Final folder and link are then untouched.
     """
     source = as_source(source) if source is not None else None
-    _check_places(place)
+    check_places(place.root, place.link)
     place.root.mkdir(exist_ok=True)
     with locked(place.root / ".lock", "ckpt fetch", LOCK_WAIT_S):
         remove_leftovers(place.root, REMOVING)
-        changed = not _stands(place)
-        if changed:
+        fault = _fault(place)
+        changed = fault is not None
+        if fault is not None:
             if source is None:
                 raise HostError(
                     f"{place.folder}: does not stand whole here, and no source is known; adopt it, "
-                    "or give an address: the lock's checkpoint has a place for it"
+                    "or give an address: the lock's checkpoint has a place for it",
+                    fault,
                 )
             _install(source, place, listed or _fetch_manifest(source, place))
         if place.link is not None and not link_ok(place):
@@ -93,20 +96,13 @@ def status(place: Place) -> dict[str, object]:
     Returns:
         {"path", "installed", "link_ok", "reason"}, as `ckpt status` prints it.
     """
-    reason = ""
-    try:
-        _check_installed(place)
-        installed = True
-    except HostError as error:
-        installed, reason = False, error.message
-    linked = link_ok(place)
-    if installed and not linked:
-        reason = f"{place.link}: does not point to {place.folder}"
+    fault, linked = _fault(place), link_ok(place)
+    misled = "" if linked else f"{place.link}: does not point to {place.folder}"
     return {
         "path": str(place.folder),
-        "installed": installed,
+        "installed": fault is None,
         "link_ok": linked,
-        "reason": reason,
+        "reason": fault or misled,
     }
 
 
@@ -117,39 +113,18 @@ def link_ok(place: Place) -> bool:
     return place.link.is_symlink() and place.link.readlink() == place.folder
 
 
-def _check_places(place: Place) -> None:
-    link = place.link
-    if link is not None and link.exists() and not link.is_symlink():
-        raise HostError(
-            f"{link}: a checkpoint or file of its own stands here, not a symlink; take it in with"
-            " ckpt adopt, or move it away, then run again"
-        )
-    for parent in (place.root.parent, (link or place.root).parent):
-        if not parent.is_dir():
-            raise HostError(
-                f"{parent}: no such folder; mount the data disk or create it, then run again",
-                exit_code=EXIT_UNABLE,
-            )
-
-
-def _check_installed(place: Place) -> None:
-    if verify.unchanged(place.folder).sha256 != place.manifest_sha256:
-        raise HostError(
-            f"{place.folder}: holds another manifest; move the folder away, then run again"
-        )
-
-
-def _stands(place: Place) -> bool:
+def _fault(place: Place) -> str | None:
+    """Why the wanted checkpoint does not count as installed, or None."""
     try:
-        _check_installed(place)
-    except HostError:
-        return False
-    return True
+        if verify.unchanged(place.folder).sha256 != place.manifest_sha256:
+            return other_manifest(place.folder).message
+    except HostError as error:
+        return error.message
+    return None
 
 
 def _install(source: str, place: Place, listed: Manifest) -> None:
-    if place.folder.is_dir():
-        _check_replaceable(place.folder, listed)
+    check_replaceable(place.folder, listed)
     staging = place.staging
     staging.mkdir(exist_ok=True)
     _remove_strangers(staging, listed)
@@ -161,26 +136,12 @@ def _install(source: str, place: Place, listed: Manifest) -> None:
     verify.check_names(staging, listed)
     verify.check_tensors(staging, listed)
     verify.write_stamp(staging, listed)
-    if place.folder.exists():
-        _replace(place.folder, staging)
-    else:
-        publish_dir(staging, place.folder)
+    put_in_place(staging, place.folder)
 
 
 def _fetch_manifest(source: str, place: Place) -> Manifest:
     where = join(source, manifest.MANIFEST)
-    return manifest.parse_locked(read_bytes(where), where, place.manifest_sha256)
-
-
-def _check_replaceable(folder: Path, listed: Manifest) -> None:
-    """Raise HostError unless all that lies in `folder` is of this checkpoint: nothing is lost."""
-    try:
-        standing = manifest.read(folder).sha256
-    except HostError:
-        standing = listed.sha256  # damaged or gone: written anew
-    if standing != listed.sha256:
-        raise HostError(f"{folder}: holds another manifest; move the folder away, then run again")
-    verify.check_strangers(folder, listed)
+    return manifest.parse_locked(read_bytes(where, LIMIT_BYTES), where, place.manifest_sha256)
 
 
 def _take_over(folder: Path, staging: Path, listed: Manifest) -> None:
@@ -224,16 +185,3 @@ def _is_good(path: Path, entry: FileEntry, progress: Progress) -> bool:
         return False
     progress.add(-entry.size)  # counted again when it is fetched
     return False
-
-
-def _replace(folder: Path, staging: Path) -> None:
-    """Let the checkpoint in `staging` take the place of the damaged one: never none there."""
-    fsync_tree(staging)
-    try:
-        exchange(staging, folder)
-    except OSError as error:
-        raise HostError(
-            f"{folder}: this file system cannot swap two names in one step ({error.strerror}); "
-            "move the damaged folder away, then run again"
-        ) from None
-    fsync_dir(folder.parent)

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hostlib.atomic import temporary_names
 from hostlib.errors import HostError
 
 from checkpoint.strict import (
@@ -105,14 +107,19 @@ def parse(raw: bytes, where: str) -> Manifest:
 
 def parse_locked(raw: bytes, where: str, sha256: str) -> Manifest:
     """The manifest in `raw`; raises HostError as `parse`, or if it has another digest."""
-    listed = parse(raw, where)
-    if listed.sha256 != sha256:
+    found = hashlib.sha256(raw).hexdigest()
+    if found != sha256:
         raise HostError(
             f"{where}: sha256 differs from the one asked for; nothing was installed",
             f"expected {sha256}",
-            f"got      {listed.sha256}",
+            f"got      {found}",
         )
-    return listed
+    return parse(raw, where)
+
+
+def is_unfinished(name: str) -> bool:
+    """Whether a file of this name is a manifest or stamp that is being written, or was to be."""
+    return any(fnmatch.fnmatchcase(name, temporary_names(ours)) for ours in (MANIFEST, STAMP))
 
 
 def read(folder: Path) -> Manifest:

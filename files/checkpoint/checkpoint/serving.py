@@ -4,10 +4,9 @@ for every module that it fuses (gate 10 of a boot), and a draft head that is lef
 
 from __future__ import annotations
 
-from collections import Counter
+import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from hostlib.errors import HostError
 
@@ -15,9 +14,12 @@ from checkpoint import census
 from checkpoint.dimensions import FULL, Architecture, Text
 from checkpoint.strict import as_object, as_text, few
 
-TENSOR_PARALLEL_SIZE = 4  # the cards of the engine's host
+# The cards of the engine's host. What suits four also suits two or one, as settings may say.
+TENSOR_PARALLEL_SIZE = 4
 # What the kernel gemm_qpn8 takes on one rank: in-width and each fused slice of the out-width.
 QPN8_WIDTH, QPN8_SLICE = 64, 32
+# Before a layer: in the wrapper, in a trunk alone, and as the loader itself names its modules.
+LAYERS_BELOW = ("model.language_model.", "model.", "language_model.model.", "language_model.")
 HEADS = (
     "num_attention_heads",
     "num_key_value_heads",
@@ -111,28 +113,43 @@ def check_quantisation(
     if not isinstance(listed, list):
         raise HostError(f"{where}: {unquantised_key}: missing, or not a list")
     patterns = [as_text(entry, f"{where}: {unquantised_key}") for entry in listed]
-    uncovered = [
-        module
-        for module in census.draft_modules(arch)
-        if not any(fnmatchcase(module, pattern) for pattern in patterns)
-    ]
+    quantised = census.quantised_modules(arch)
+    draft = census.draft_modules(arch)
+    modules = [*draft, *quantised]
+    covered = {module for pattern in patterns for module in fnmatch.filter(modules, pattern)}
+    uncovered = [module for module in draft if module not in covered]
     if uncovered:
         raise HostError(
             f"{where}: {unquantised_key} does not cover mtp*: {few(uncovered)}; the engine's loader"
             " would take the draft head as quantised and crash"
         )
-    layers = as_object(settings.get("quantized_layers"), f"{where}: quantized_layers")
-    named = Counter(
-        as_text(
-            as_object(layer, f"{where}: quantized_layers: {name[:100]!r}").get("quant_algo"),
-            f"{where}: quantized_layers: {name[:100]!r}: quant_algo",
-        )
-        for name, layer in layers.items()
-    )
-    wanted = Counter(census.quantised_modules(arch).values())
-    if named != wanted:
+    if covered & quantised.keys():
         raise HostError(
-            f"{where}: quantized_layers has {named['NVFP4']} NVFP4 and {named['FP8']} FP8 of"
-            f" {named.total()} modules where the dimensions ask for {wanted['NVFP4']} and"
-            f" {wanted['FP8']}"
+            f"{where}: {unquantised_key} covers what is quantised: "
+            f"{few(sorted(covered & quantised.keys()))}; the engine's loader would crash"
         )
+    layers = as_object(settings.get("quantized_layers"), f"{where}: quantized_layers")
+    _check_layers(layers, quantised, f"{where}: quantized_layers")
+
+
+def _check_layers(layers: Mapping[str, object], quantised: Mapping[str, str], where: str) -> None:
+    wanted = {_below_wrapper(module): algorithm for module, algorithm in quantised.items()}
+    wrong: list[str] = []
+    for name, layer in layers.items():
+        place = f"{where}: {name[:100]!r}"
+        found = as_text(as_object(layer, place).get("quant_algo"), f"{place}: quant_algo")
+        asked = wanted.get(_below_wrapper(name), "none")
+        if found != asked:
+            wrong.append(f"{name} ({found[:100]} instead of {asked})")
+    missing = wanted.keys() - {_below_wrapper(name) for name in layers}
+    wrong += [f"{module} (missing)" for module in sorted(missing)]
+    if wrong:
+        raise HostError(
+            f"{where}: {len(wrong)} modules are not as the dimensions ask for: {few(wrong)}"
+        )
+
+
+def _below_wrapper(module: str) -> str:
+    """The trunk's module without what stands before its layer: quantisers and loaders differ."""
+    before, layers, rest = module.partition("layers.")
+    return layers + rest if before in LAYERS_BELOW else module

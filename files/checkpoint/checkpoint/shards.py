@@ -18,11 +18,12 @@ def read_shards(folder: Path) -> list[Shard]:
     """The headers of every shard in `folder`, in the order of their names.
 
     Raises:
-        HostError: a shard is missing or damaged, a tensor stands in two shards, or the index
-            disagrees with the shards.
+        HostError: a shard is missing or damaged, or one too many, a tensor stands in two shards,
+            or the index disagrees with the shards.
     """
     path = folder / INDEX
     if not path.exists() and (folder / SINGLE_SHARD).exists():
+        _check_no_others(folder, {SINGLE_SHARD})
         return [read_shard(folder / SINGLE_SHARD)]
     index = read_object(path)
     weight_map = {
@@ -45,6 +46,7 @@ def read_shards(folder: Path) -> list[Shard]:
             name for name in home.keys() | weight_map if home.get(name) != weight_map.get(name)
         )
         raise HostError(f"{path}: disagrees with the shards on {len(wrong)} tensors: {few(wrong)}")
+    _check_no_others(folder, set(weight_map.values()))
     metadata = as_object(index.get("metadata", {}), f"{path}: metadata")
     if "total_size" in metadata:
         total = as_count(metadata["total_size"], f"{path}: metadata.total_size")
@@ -52,6 +54,13 @@ def read_shards(folder: Path) -> list[Shard]:
         if total != held:
             raise HostError(f"{path}: total_size is {total} where the shards hold {held} bytes")
     return shards
+
+
+def _check_no_others(folder: Path, named: set[str]) -> None:
+    """The engine opens every shard that it finds: raise HostError if there are others."""
+    others = sorted({path.name for path in folder.glob("*.safetensors")} - named)
+    if others:
+        raise HostError(f"{folder}: {few(others)}: a shard that the index does not name; remove it")
 
 
 def tensors_of(shards: list[Shard]) -> Tensors:

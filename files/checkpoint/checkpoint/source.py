@@ -14,7 +14,7 @@ from hostlib import ssh
 from hostlib.download import is_local
 from hostlib.errors import EXIT_UNABLE, HostError
 
-HUBS = ("huggingface.co", "hf.co")
+HUBS = ("huggingface.co", "hf.co")  # and all below them
 PAGES = ("blob", "tree", "raw", "commit")  # of the hub: for people, or not for large files
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -40,6 +40,8 @@ def as_source(text: str) -> str:
         return text
     if url.scheme not in ("http", "https") or not url.hostname:
         raise _unusable(text, "give http(s)://, ssh://, file:// or a folder")
+    if ".." in urllib.parse.unquote(url.path).split("/"):
+        raise _unusable(text, "write the path without ..")
     if url.query or url.fragment or "@" in url.netloc:
         raise _unusable(text, "leave out user, password, ? and #")
     _check_revision(text, url)
@@ -56,7 +58,8 @@ def _check_revision(text: str, url: urllib.parse.SplitResult) -> None:
     commit = revision(text)
     if commit is not None and not _COMMIT.fullmatch(commit):
         raise _mutable(text, f"{commit!r} is a branch or tag, which may move")
-    if url.hostname in HUBS and commit is None:
+    host = (url.hostname or "").rstrip(".")
+    if commit is None and any(f".{host}".endswith(f".{hub}") for hub in HUBS):
         page = next((part for part in url.path.split("/") if part in PAGES), None)
         raise _mutable(text, f"{page}/ is for people" if page else "it names no commit")
 

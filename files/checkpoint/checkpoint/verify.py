@@ -78,7 +78,7 @@ def check_strangers(folder: Path, listed: Manifest) -> None:
 
     It matters: the engine runs code that it finds beside the weights.
     """
-    present = {path.name for path in folder.iterdir()}
+    present = {path.name for path in folder.iterdir() if not manifest.is_unfinished(path.name)}
     strangers = sorted(present - listed.files.keys() - {manifest.MANIFEST, manifest.STAMP})
     if strangers:
         raise HostError(
@@ -189,7 +189,14 @@ def deep(folder: Path) -> Manifest:
             raise
         failed = HostError(f"{error.filename or folder}: {error.strerror}; the disk is failing")
         raise _without_stamp(folder, failed) from None
-    write_stamp(folder, listed, times)
+    try:
+        write_stamp(folder, listed, times)
+    except OSError as error:
+        raise HostError(
+            f"{folder}: every digest is right, but its stamp cannot be written ({error.strerror});"
+            " make the folder writable, then run again",
+            exit_code=EXIT_UNABLE,
+        ) from None
     return listed
 
 

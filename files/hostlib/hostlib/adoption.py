@@ -10,7 +10,7 @@ import os
 import pwd
 from pathlib import Path
 
-from hostlib.atomic import fsync_dir
+from hostlib.atomic import fsync_dir, fsync_tree
 from hostlib.errors import EXIT_UNABLE, HostError
 
 AT_FDCWD = -100
@@ -73,6 +73,8 @@ def check_adoptable(root: Path, link: Path) -> None:
 
 def check_free(tree: Path, link: Path) -> None:
     """Raise HostError if a folder stands at `tree`, where the one at `link` shall go."""
+    if link.is_symlink() and link.resolve() == tree.resolve():
+        raise HostError(f"{link}: leads to {tree} already; another run has adopted it meanwhile")
     if tree.exists() and not tree.is_symlink():
         raise HostError(f"{tree}: the same tree stands there already; remove {link} or that one")
 
@@ -99,6 +101,25 @@ def swap_in(tree: Path, link: Path) -> None:
         ) from None
     fsync_dir(tree.parent)
     fsync_dir(link.parent)
+
+
+def replace_dir(staged: Path, standing: Path) -> None:
+    """Let the finished folder `staged` take the place of `standing`: never none there.
+
+    `staged` holds then what stood there before.
+
+    Raises:
+        HostError: the file system cannot swap two names; nothing was changed.
+    """
+    fsync_tree(staged)
+    try:
+        exchange(staged, standing)
+    except OSError as error:
+        raise HostError(
+            f"{standing}: this file system cannot swap two names in one step ({error.strerror}); "
+            "move the damaged folder away, then run again"
+        ) from None
+    fsync_dir(standing.parent)
 
 
 def exchange(one: Path, other: Path) -> None:

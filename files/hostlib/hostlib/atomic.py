@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import os
 import shutil
 import tempfile
@@ -43,6 +44,11 @@ def libc_syncfs(handle: int) -> None:
         raise OSError(code, os.strerror(code))
 
 
+def temporary_names(name: str) -> str:
+    """A pattern of the names under which `write_file` writes the file `name`."""
+    return f".{glob.escape(name)}.????????"
+
+
 def write_file(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Replace `path` by `content`: temporary file beside it, fsync, rename, fsync of the folder."""
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -53,9 +59,11 @@ def write_file(path: Path, content: bytes, mode: int = 0o644) -> None:
             os.fchmod(stream.fileno(), mode)
             os.fsync(stream.fileno())
         os.replace(name, path)  # noqa: PTH105
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)  # noqa: PTH108
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a full disk is met by a write, which names no file
         raise
     fsync_dir(path.parent)
 
@@ -82,9 +90,12 @@ def publish_dir(staged: Path, final: Path) -> None:
     """Rename the finished folder `staged` to `final` and make it durable.
 
     A folder that stands at `final` already is kept, and `staged` removed: names here are
-    digests, so both hold the same.
+    digests, so both hold the same. A symlink there that leads nowhere gives way: a killed
+    adoption left it.
     """
     fsync_tree(staged)
+    if final.is_symlink() and not final.exists():
+        final.unlink()
     try:
         staged.rename(final)
     except OSError as error:

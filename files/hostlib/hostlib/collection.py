@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from hostlib.adoption import check_owner
 from hostlib.atomic import remove_tree
 from hostlib.errors import EXIT_UNABLE, HostError
 from hostlib.progress import size_text
@@ -35,6 +36,22 @@ def wanted_by(releases: Path | None, keep: Sequence[Path]) -> list[str]:
             "nothing was removed",
             exit_code=EXIT_UNABLE,
         ) from None
+
+
+def check_places(root: Path, link: Path) -> None:
+    """Refuse places that nothing can be collected at; changes nothing.
+
+    Raises:
+        HostError: `root` is no folder, or another user's and this is root (exit code 2); or `link`
+            leads nowhere, so that the tree in use would look like an old one.
+    """
+    if not root.is_dir():
+        raise HostError(f"{root}: is no folder; nothing was removed")
+    check_owner(root)
+    if not link.exists():
+        raise HostError(
+            f"{link}: leads nowhere, so what must stay is not known; nothing was removed"
+        )
 
 
 def removable(

@@ -13,8 +13,10 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from hostlib import local
 from hostlib.atomic import fsync_dir
 from hostlib.errors import EXIT_UNABLE, HostError
+from hostlib.local import LocalFile
 from hostlib.progress import Progress
 from hostlib.ssh import SCHEME, RemoteFile
 
@@ -102,11 +104,8 @@ def read_tail(source: str, size: int, count: int) -> bytes | None:
     offset = max(0, size - count)
     try:
         with _open(source, offset) as stream:
-            if source.startswith("http"):
-                if offset and stream.status != http.client.PARTIAL_CONTENT:
-                    return None
-            elif offset and not isinstance(stream, RemoteFile):
-                stream.seek(offset)
+            if offset and stream.status != http.client.PARTIAL_CONTENT:
+                return None
             return b"".join(_chunks(stream, count))
     except (OSError, http.client.HTTPException, HostError):
         return None
@@ -223,16 +222,16 @@ def _differs(source: str, sha256: str, digest: str, size: int | None, have: int)
     )
 
 
-def _open(source: str, offset: int) -> http.client.HTTPResponse | RemoteFile:
+def _open(source: str, offset: int) -> http.client.HTTPResponse | RemoteFile | LocalFile:
     if source.startswith(SCHEME):
         return RemoteFile(source, offset, TIMEOUT_S)
-    if is_local(source):
-        source = Path(source).resolve().as_uri()
+    if is_local(source) or source.startswith(local.SCHEME):
+        return LocalFile(source, offset)
     try:
         request = urllib.request.Request(source)  # noqa: S310
     except ValueError as error:
         raise _unreachable(source, error) from None
-    if offset and source.startswith("http"):
+    if offset:
         request.add_header("Range", f"bytes={offset}-")
     response: http.client.HTTPResponse = urllib.request.urlopen(  # noqa: S310
         request, timeout=TIMEOUT_S
@@ -241,7 +240,7 @@ def _open(source: str, offset: int) -> http.client.HTTPResponse | RemoteFile:
 
 
 def _chunks(
-    response: http.client.HTTPResponse | RemoteFile, limit_bytes: int | None = None
+    response: http.client.HTTPResponse | RemoteFile | LocalFile, limit_bytes: int | None = None
 ) -> Iterator[bytes]:
     """What comes, as it comes: all of it, or its first `limit_bytes`.
 
@@ -288,7 +287,7 @@ def _transfer(
         if have == size:
             return digest.hexdigest(), have, True
     with _open(source, have) as response:
-        resumed = have > 0 and getattr(response, "status", None) == http.client.PARTIAL_CONTENT
+        resumed = have > 0 and response.status == http.client.PARTIAL_CONTENT
         if have and not resumed:
             count(-have)
             digest, have = hashlib.sha256(), 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hostlib.adoption import check_adoptable, check_free, swap_in
-from hostlib.atomic import write_file
+from hostlib.atomic import temporary_names, write_file
 from hostlib.errors import HostError
 
 from cuda_toolkit import census
@@ -42,7 +42,7 @@ def adopt(expected: Expected, root: Path, link: Path) -> Path:
     if (link / census.CENSUS_FILE).exists():
         census.read(link)  # of a run that was killed here, or not ours to replace
     for name in census.OWN_FILES:
-        for leftover in link.glob(f".{name}.????????"):  # of a run that was killed while it wrote
+        for leftover in link.glob(temporary_names(name)):  # of a run that was killed while it wrote
             leftover.unlink()
     items = census.take(link, "adopted")
     census.check_links(link, items, "move it away and install the toolkit")

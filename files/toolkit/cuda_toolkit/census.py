@@ -179,7 +179,8 @@ def check(tree: Path, deep: bool) -> str:
     findings = compare(tree, items, deep)
     if findings:
         raise HostError(
-            f"{tree}: {summary(findings)}; move it away and install it again", *lines(findings)
+            f"{tree}: {summary(findings)}; install again, which heals it unless it was adopted",
+            *lines(findings),
         )
     size = size_text(sum(item.entry.size for item in items.values()))
     held = "sizes and digests" if deep else "sizes; --deep reads them"

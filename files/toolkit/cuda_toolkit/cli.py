@@ -57,8 +57,9 @@ def _census(options: argparse.Namespace) -> None:
 
 
 def _collect(options: argparse.Namespace) -> None:
-    from hostlib.collection import removable, remove, wanted_by
+    from hostlib.collection import check_places, removable, remove, wanted_by
 
+    check_places(options.root, options.link)
     releases = wanted_by(options.releases, options.keep)
     with alone(options.root, options.lock_wait):
         trees = [tree for tree in options.root.glob(f"{TREE}*") if (tree / SPEC_FILE).is_file()]

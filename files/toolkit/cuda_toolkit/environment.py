@@ -14,16 +14,32 @@ from cuda_toolkit.checks import Check
 
 # Where torch and tilelang look for the toolkit, before they look for nvcc on PATH.
 HOMES = ("CUDA_HOME", "CUDA_PATH")
-# Variables that change which headers nvcc, gcc or tilelang open, or which nvcc torch runs. No
+# nvcc.profile only adds to these, so nvcc takes what the environment says as well; libraries that
+# are named there come before the toolkit's. Shown by `nvcc --dryrun`.
+PROFILE = (
+    "INCLUDES",
+    "SYSTEM_INCLUDES",
+    "LIBRARIES",
+    "CUDAFE_FLAGS",
+    "NVVM_FLAGS",
+    "OCG_FLAGS",
+    "PTXAS_FLAGS",
+    "NVLINK_FLAGS",
+)
+# Variables that change what nvcc, gcc or tilelang read and write, or which nvcc torch runs. No
 # engine needs them.
 STRAY = (
     "NVCC_PREPEND_FLAGS",
     "NVCC_APPEND_FLAGS",
+    *PROFILE,
     "CPATH",
     "C_INCLUDE_PATH",
     "CPLUS_INCLUDE_PATH",
     "GCC_EXEC_PREFIX",
     "COMPILER_PATH",
+    "LIBRARY_PATH",
+    "DEPENDENCIES_OUTPUT",
+    "SUNPRO_DEPENDENCIES",
     "PYTORCH_NVCC",
     "TL_CUTLASS_PATH",
     "TL_TEMPLATE_PATH",

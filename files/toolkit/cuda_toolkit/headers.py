@@ -40,10 +40,15 @@ def opened(nvcc: Nvcc, rule: str, names: frozenset[str], users: tuple[Path, ...]
         names: of the toolkit's headers, as from `own_names`.
         users: folders of a library whose headers may be named as CUDA's are.
     """
-    found = {(nvcc.runner.work / item).resolve() for item in parse_dependencies(rule)}
+    named = {nvcc.runner.work / item for item in parse_dependencies(rule)}
+    found = {path.resolve() for path in named}
     own = frozenset(path for path in found if path.is_relative_to(nvcc.prefix))
     used = frozenset(path for path in found - own if any(map(path.is_relative_to, users)))
-    return Opened(own, used, tuple(foreign_headers(found - own - used, names)))
+    # A link in the toolkit borrows what it leads to, whatever name that has.
+    inside = {path for path in named if _plain(path).is_relative_to(nvcc.prefix)}
+    borrowed = {path.resolve() for path in inside} - own
+    foreign = {*foreign_headers(found - own - used, names), *borrowed}
+    return Opened(own, used, tuple(sorted(foreign)))
 
 
 def check_origin(
@@ -134,6 +139,11 @@ def foreign_headers(outside: Iterable[Path], own: frozenset[str]) -> list[Path]:
         if _CUDA_HEADER.match(path.name)
         or any("/".join(path.parts[start:]) in own for start in range(1, len(path.parts)))
     )
+
+
+def _plain(path: Path) -> Path:
+    """`path` without `..` and without following links: nvcc names headers by `bin/../include`."""
+    return Path(os.path.normpath(path))
 
 
 def _holds(found: Iterable[Path], header: str) -> bool:

@@ -62,7 +62,7 @@ def state(spec: Spec, root: Path, link: Path) -> dict[str, Any]:
     """
     tree = root / tree_name(spec)
     installed = (tree / SPEC_FILE).is_file()
-    unproved = stamp.stale_reason(tree, spec.expected) if installed else None
+    unproved = stamp.stale_reason(tree, spec.expected) or damage(tree) if installed else None
     link_ok = link.is_symlink() and link.readlink() == tree
     reason = None
     if not installed:
@@ -109,41 +109,78 @@ def alone(root: Path, lock_wait_s: float) -> Iterator[int]:
 
 
 def _install_alone(spec: Spec, root: Path, link: Path, lock: int) -> str:
-    from hostlib.atomic import publish_dir, remove_tree, replace_symlink, write_file
+    from hostlib.atomic import replace_symlink, write_file
 
-    from cuda_toolkit.proving import prove_clean
-    from cuda_toolkit.space import check_space
+    from cuda_toolkit.proving import prove_clean, say
 
     tree = root / tree_name(spec)
-    archives = root / ARCHIVES
     if not (tree / SPEC_FILE).is_file():
-        if tree.exists():
+        if os.path.lexists(tree):  # a link that leads nowhere too
             raise HostError(
                 f"{tree}: stands there and was not made by this installer; move it away, then "
                 "run again"
             )
-        check_host_compiler(clean(os.environ))  # gigabytes before the proof would ask for it
-        check_space(spec, root, archives)
-        staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=root))
-        try:
-            staged, identity = _make_tree(spec, archives, staging, lock)
-            description = tree_description(tree.name, identity, spec.expected)
-            (staged / SPEC_FILE).write_bytes(to_json(description))
-            prove_clean(spec.expected, staged, tree.name, "it was not installed")
-            publish_dir(staged, tree)
-        finally:
-            with contextlib.suppress(OSError):  # the next run removes what is left
-                remove_tree(staging)
-    elif stamp.stale_reason(tree, spec.expected) is not None:
-        way_out = f"remove {tree} and run again to install it anew"
-        if isinstance(spec.source, Adopted):
-            way_out = "mend it, or choose another source"
-        prove_clean(spec.expected, tree, str(tree), way_out)
-        if expected_of(tree) != spec.expected:
-            write_file(tree / SPEC_FILE, to_json(described_anew(tree, spec.expected)))
-    shutil.rmtree(archives, ignore_errors=True)
+        _publish(spec, root, tree, lock)
+    else:
+        unproved = stamp.stale_reason(tree, spec.expected)
+        damaged = damage(tree, deep=unproved is not None)
+        if damaged and isinstance(spec.source, Adopted):
+            raise HostError(f"{damaged}; mend it, or choose another source")
+        if damaged:
+            say(f"{damaged}; installing it anew")
+            _publish(spec, root, tree, lock)
+        elif unproved:
+            way_out = "its files are as they were installed: correct the specification"
+            prove_clean(spec.expected, tree, str(tree), way_out)
+            if expected_of(tree) != spec.expected:
+                write_file(tree / SPEC_FILE, to_json(described_anew(tree, spec.expected)))
+    shutil.rmtree(root / ARCHIVES, ignore_errors=True)
     replace_symlink(link, tree)
     return f"installed and proved: {tree}"
+
+
+def _publish(spec: Spec, root: Path, tree: Path, lock: int) -> None:
+    """Make the tree beside its place, prove it, and let it take its place in one step."""
+    from hostlib.adoption import replace_dir
+    from hostlib.atomic import publish_dir, remove_tree
+
+    from cuda_toolkit.proving import prove_clean
+    from cuda_toolkit.space import check_space
+
+    archives = root / ARCHIVES
+    check_host_compiler(clean(os.environ))  # gigabytes before the proof would ask for it
+    check_space(spec, root, archives)
+    staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=root))
+    try:
+        staged, identity = _make_tree(spec, archives, staging, lock)
+        description = tree_description(tree.name, identity, spec.expected)
+        (staged / SPEC_FILE).write_bytes(to_json(description))
+        prove_clean(spec.expected, staged, tree.name, "it was not installed")
+        (replace_dir if tree.exists() else publish_dir)(staged, tree)
+    finally:
+        with contextlib.suppress(OSError):  # the next run removes what is left
+            remove_tree(staging)
+
+
+def damage(tree: Path, deep: bool = False) -> str | None:
+    """What is missing or changed in the installed `tree`, in words; None when it is whole.
+
+    What lies there besides is no damage: `cuda-install census` names it.
+
+    Args:
+        deep: read every file; otherwise kinds and sizes alone.
+    """
+    from cuda_toolkit import census
+
+    try:
+        expected_of(tree)
+        found = census.compare(tree, census.read(tree), deep)
+    except HostError as error:
+        return error.message.partition(";")[0]
+    except OSError as error:  # the disk cannot read it any more
+        return f"{error.filename or tree}: {error.strerror}"
+    harm = [item for item in found if item.kind != "extra"]
+    return f"{tree}: {census.summary(harm)}" if harm else None
 
 
 def _make_tree(spec: Spec, archives: Path, staging: Path, lock: int) -> tuple[Path, dict[str, Any]]:
