@@ -154,10 +154,9 @@ async def memory(way: Way) -> float:
 
 
 def cpu_s(pid: int | None) -> float:
-    if pid is None:
-        return 0.0
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Processor seconds of all threads of a process so far, by the scheduler's own clock."""
+    threads = Path(f"/proc/{pid}/task").iterdir() if pid else ()
+    return sum(int((thread / "schedstat").read_text().split()[0]) for thread in threads) / 1e9
 
 
 def resident_mb(pid: int | None) -> float:

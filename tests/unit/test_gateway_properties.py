@@ -65,9 +65,11 @@ def test_streamed_and_whole_answers_come_out_the_same(
     sent = normalised(whole(message, finish), asked(body)).body
     deltas = [{"reasoning": part} for part in cut(thought, places)]
     deltas += [{"content": part} for part in cut(text, places)]
-    assert read_stream(streamed(body, deltas, finish)) == read_whole(sent)
-    # Behind a call that was cut off and withheld, text may end that looks like the next one.
-    assert finish == "length" or normalised(sent, asked(body)).body == sent
+    found = read_whole(sent)
+    assert read_stream(streamed(body, deltas, finish)) == found
+    # Where a call was taken out of broken markup, what stood around it may meet and be one.
+    if "<" not in found.content or not (found.calls or finish == "length"):
+        assert normalised(sent, asked(body)).body == sent
 
 
 @SENT

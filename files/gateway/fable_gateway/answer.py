@@ -135,7 +135,8 @@ class Choice:
         if kind == "content":
             return self._content.quiet and self._answered
         thoughts = self._thoughts
-        return not self._content.holding and (thoughts is None or thoughts.is_quiet)
+        quiet = not self._content.holding and (thoughts is None or thoughts.is_quiet)
+        return kind == "reasoning" and quiet
 
     def feed(self, part: Part) -> list[Part]:
         """Take a piece that the engine sent; returns what comes of it now."""

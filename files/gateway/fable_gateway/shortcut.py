@@ -39,23 +39,24 @@ class Shortcut:
         return text.join(self._out)
 
 
-def learn(raw: bytes, value: Json, changed: bool) -> Shortcut | None:
+def learn(raw: bytes, value: Json, text: str, changed: bool) -> Shortcut | None:
     """A shortcut for events like `raw`, which has passed and whose `value` went out; or None.
 
     Args:
-        raw: the event, with one choice.
+        raw: the event, with one choice, and nothing in it but text.
         value: what went out for it.
-        changed: whether that is another text; reasoning may have got its second name.
+        text: the text.
+        changed: whether it differs from `raw`; reasoning may have got its second name.
     """
     delta = value["choices"][0]["delta"]
     names = [name for name in ("content", *REASONING) if delta.get(name)]
-    texts = {delta[name] for name in names}
-    text = next(iter(texts), "").encode(errors="replace")
+    same = all(delta[name] == text for name in names)
+    encoded = text.encode(errors="replace")
     starts = [m.end() for name in names for m in re.finditer(rb'"%b": ?"' % name.encode(), raw)]
-    if len(texts) != 1 or len(starts) != 1 or not PLAIN.fullmatch(text):
+    if not same or len(starts) != 1 or not PLAIN.fullmatch(encoded):
         return None
-    before, after = raw[: starts[0]], raw[starts[0] + len(text) :]
-    if before + text + after != raw or not after.startswith(b'"'):
+    before, after = raw[: starts[0]], raw[starts[0] + len(encoded) :]
+    if before + encoded + after != raw or not after.startswith(b'"'):
         return None
     if not changed:
         return Shortcut(before, after, [before, after])

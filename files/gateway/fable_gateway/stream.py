@@ -184,7 +184,7 @@ class AnswerStream:
         if came == out:
             sent = b"".join([held.encoded() for held in events])
             if len(came) == len(events) == 1 and track.choice.is_quiet(came[0].kind):
-                self._shortcut = learn(event.raw, event.value, event.changed)
+                self._shortcut = learn(event.raw, event.value, came[0].value, event.changed)
         else:
             values = _rebuilt(events, out)
             track.skipped = 0 if values else track.skipped + 1

@@ -255,10 +255,9 @@ class CallParser:
         if at == len(self._text):
             return False
         closing = CLOSING.match(self._text, at)
-        if closing and (self._wrapped or closing[1] == "tool_call"):
+        if closing and (self._wrapped or closing[1] in {"tool_call", "function", "parameter"}):
             self._at = closing.end()
-            if closing[1] == "tool_call":
-                self._state = self._look if self._spoken else self._first
+            self._wrapped = self._wrapped and closing[1] != "tool_call"
             return True
         if not closing and not self._final and may_become(self._text, at, ("</",)):
             return False
