@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -88,10 +89,8 @@ class Host:
         while code == REBOOT_CODE:
             cgroup = cgroups.host_cgroup(self.lab, self.plan.name)
             cgroup.mkdir(exist_ok=True)
-            uptime = Path("/proc/uptime").read_text().split(".", maxsplit=1)[0]
             command = [
-                # a time namespace of its own: uptime starts at 0, as on a real machine
-                "unshare", "--time", "--boottime", f"-{uptime}",
+                sys.executable, "-m", "lab.fresh_clock",
                 "systemd-nspawn", "--quiet", "--boot", f"--directory={self.root}",
                 f"--machine={self.plan.name}", "--keep-unit", "--register=no",
                 f"--network-bridge={BRIDGE}", "--resolv-conf=off", "--timezone=off",
