@@ -120,8 +120,9 @@ class Host:
         leader = self._leader()
         if leader is None:
             raise LabError(f"{self.plan.name}: is not running; start it with `script/lab start`")
+        # --root: in a chroot the namespace's own root is the machine's, and with it its systemd
         subprocess.run(
-            ["nsenter", "--target", str(leader), "--all", "--", *command],
+            ["nsenter", "--target", str(leader), "--all", "--root", "--wd", "--", *command],
             capture_output=True,
             check=False,
             timeout=STOP_DEADLINE_S,
