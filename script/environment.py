@@ -247,7 +247,7 @@ def _apt_failure(text: str, packages: list[str]) -> ScriptError:
         return ScriptError(
             f"apt: the disk is full ({last}); free some, then run again", EXIT_NO_SPACE
         )
-    if "Could not get lock" in text or "Unable to lock" in text:
+    if any(said in text for said in ("Could not get lock", "Unable to lock", "Unable to acquire")):
         return ScriptError(
             f"apt is locked by another program ({last}); wait for it to end, then run again",
             EXIT_APT_LOCKED,

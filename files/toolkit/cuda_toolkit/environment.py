@@ -83,8 +83,10 @@ def check_host_compiler(environment: Mapping[str, str]) -> None:
 
 def host_compiler(environment: Mapping[str, str]) -> Path | None:
     """The gcc that nvcc would call, None when there is none. NVCC_CCBIN is a file or a folder."""
-    named = environment.get(CHOSEN_COMPILER) or "gcc"
-    name = f"{named}/gcc" if Path(named).is_dir() else named
+    named = environment.get(CHOSEN_COMPILER, "")
+    # only what the variable names may be a folder: a plain gcc would be looked for where the
+    # caller stands, and the login's home is often closed to the service user
+    name = f"{named}/gcc" if os.path.isdir(named) else named or "gcc"
     found = _which(name, environment)
     return found.resolve() if found else None
 
