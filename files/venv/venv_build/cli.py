@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 from hostlib.errors import run_main
@@ -16,6 +17,7 @@ from venv_build import build as venvs
 
 def main() -> int:
     """Parse the command line and obey it."""
+    os.umask(0o022)  # Ubuntu gives a service user 002: nobody else may write what the engine runs
     parser = argparse.ArgumentParser(
         prog="venv-build", description=__doc__, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
