@@ -147,11 +147,15 @@ def _furnish(root: Path) -> None:
         _chroot(root, "useradd", "--create-home", "--shell", "/bin/bash", user)
         ssh = root / "home" / user / ".ssh"
         ssh.mkdir(mode=0o700)
+        (root / "home" / user).chmod(0o750)  # as on Ubuntu: closed to the other user
         home = (root / "home" / user).stat()
         os.chown(ssh, home.st_uid, home.st_gid)
     sudoers = root / "etc/sudoers.d" / LOGIN_USER
     sudoers.write_text(f"{LOGIN_USER} ALL=(ALL) NOPASSWD:ALL\n")
     sudoers.chmod(0o440)
+    for session in (root / "etc/pam.d").glob("common-session*"):  # umask 002, as on Ubuntu
+        with session.open("a") as rules:
+            rules.write("session optional pam_umask.so usergroups\n")
     _chroot(root, "systemctl", "--quiet", "enable", "systemd-networkd.service")
     _chroot(
         root, "systemctl", "--quiet", "mask", "apt-daily.timer", "apt-daily-upgrade.timer",

@@ -241,7 +241,8 @@ def test_headers_come_from_the_toolkit(v100: Host, engine_settings: EngineHost) 
     as_user = f"sudo -u {engine_settings.service.user}"
     markers = v100.check_output(
         # nvcc writes where it stands, and the login's home may be closed to the service user
-        f"cd /tmp && echo '#include <cuda_fp16.h>' | {as_user} {prefix}/bin/nvcc -arch=sm_70 -x cu -E - | "
+        f"cd /tmp && echo '#include <cuda_fp16.h>' | {as_user} {prefix}/bin/nvcc "
+        "-arch=sm_70 -x cu -E - | "
         'grep -o \'^# [0-9]* "[^"]*cuda_fp16[^"]*"\' | sort -u'
     )
     origins = re.findall(r'"([^"]+)"', markers)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cuda_toolkit import stamp
-from cuda_toolkit.environment import check_environment
+from cuda_toolkit.environment import check_environment, host_compiler
 from cuda_toolkit.headers import foreign_headers, own_names, parse_dependencies
 from cuda_toolkit.nvcc import TOOLS, cubin_target
 from cuda_toolkit.spec import Expected
@@ -173,3 +173,13 @@ def test_every_module_and_probe_of_the_proof_is_part_of_its_digest() -> None:
     probes = {f"probes/{path.name}" for path in (package / "probes").iterdir() if path.is_file()}
     assert set(stamp.PROGRAM) >= probes | {"proof.py", "headers.py", "probing.py", "extension.py"}
     assert all(name.startswith("probes/") or name in modules for name in stamp.PROGRAM)
+
+
+def test_a_compilers_plain_name_is_looked_for_on_path_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not where the caller stands: sudo leaves the service user in the login's home."""
+    (tmp_path / "gcc").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert host_compiler({"PATH": "/usr/bin"}) == Path("/usr/bin/gcc").resolve()
+    assert host_compiler({"PATH": "", "NVCC_CCBIN": "/usr/bin"}) == Path("/usr/bin/gcc").resolve()

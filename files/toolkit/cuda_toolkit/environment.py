@@ -83,10 +83,10 @@ def check_host_compiler(environment: Mapping[str, str]) -> None:
 
 def host_compiler(environment: Mapping[str, str]) -> Path | None:
     """The gcc that nvcc would call, None when there is none. NVCC_CCBIN is a file or a folder."""
-    named = environment.get(CHOSEN_COMPILER, "")
-    # only what the variable names may be a folder: a plain gcc would be looked for where the
-    # caller stands, and the login's home is often closed to the service user
-    name = f"{named}/gcc" if os.path.isdir(named) else named or "gcc"
+    named = environment.get(CHOSEN_COMPILER) or "gcc"
+    # A plain name is not looked for where the caller stands: a login's home is closed to others.
+    is_folder = Path(named).is_absolute() and Path(named).is_dir()
+    name = f"{named}/gcc" if is_folder else named
     found = _which(name, environment)
     return found.resolve() if found else None
 
