@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 from hostlib.errors import EXIT_OK, EXIT_UNABLE, HostError
@@ -26,6 +27,7 @@ from checkpoint.strict import as_sha256, read_small
 def main(arguments: list[str] | None = None) -> int:
     """Run one command and return the exit code; raises HostError for what the user can cure."""
     options = _parser().parse_args(arguments)
+    os.umask(0o022)  # Ubuntu gives a service user 002: nobody else may write what the engine reads
     code: int = options.run(options)
     return code
 
