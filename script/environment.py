@@ -32,6 +32,9 @@ EXIT_NO_SPACE = 5
 EXIT_APT_LOCKED = 6
 EXIT_INTERRUPTED = 130
 APT_LOCK_SECONDS = 120
+APT_DEADLINE_SECONDS = 1800
+EXIT_TIMED_OUT = 124  # of timeout(1)
+VENV_BYTES = 64 << 20  # less free than this explains why a venv cannot be made
 
 # program that must be there: the distribution package that brings it
 CONTROL_PROGRAMS = {"ssh": "openssh-client"}
@@ -87,7 +90,10 @@ def prepare(*, lab: bool = False, dev: bool = False) -> None:
         )
     if sys.version_info < OLDEST_PYTHON:
         raise ScriptError(f"Python {sys.version.split()[0]} is too old: 3.11 or newer is needed")
-    programs = {**(LAB_PROGRAMS if lab else CONTROL_PROGRAMS), **(DEV_PROGRAMS if dev else {})}
+    programs = {
+        **(LAB_PROGRAMS if lab else CONTROL_PROGRAMS),
+        **(DEV_PROGRAMS if lab and dev else {}),
+    }
     packages = [
         name
         for program, name in programs.items()
@@ -220,6 +226,7 @@ def install_packages(packages: list[str]) -> None:
         raise ScriptError(f"missing: {', '.join(packages)}; install them with your package manager")
     apt = as_root(
         [
+            "timeout", str(APT_DEADLINE_SECONDS),  # apt can wait for a fetcher that is idle
             "env", "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C",
             "apt-get", "-qq", "-o", f"DPkg::Lock::Timeout={APT_LOCK_SECONDS}",
         ],
@@ -237,6 +244,11 @@ def install_packages(packages: list[str]) -> None:
             stdin=subprocess.DEVNULL,
             check=False,
         )
+        if done.returncode == EXIT_TIMED_OUT:
+            raise ScriptError(
+                f"apt-get {arguments[0]}: no end within {APT_DEADLINE_SECONDS // 60} minutes; look "
+                "for a full disk and at apt's sources, then run again"
+            )
         if done.returncode != 0:
             raise _apt_failure(done.stderr, packages)
 
@@ -318,9 +330,10 @@ def _version_of(python: Path) -> str:
 
 def _venv_failure(program: str, text: str) -> ScriptError:
     """The error for a .venv that cannot be made, by what `program` printed."""
-    lines = [line for line in text.splitlines() if "rror" in line] or ["no message"]
+    said = text.splitlines()
+    lines = [line for line in said if line.lower().startswith("error")] or [*said, "no message"]
     last = lines[0].strip()[:200]
-    if "No space left" in text:
+    if "No space left" in text or shutil.disk_usage(VENV.parent).free < VENV_BYTES:
         return ScriptError(f"{VENV}: the disk is full; free some, then run again", EXIT_NO_SPACE)
     if "Permission denied" in text:
         return ScriptError(f"{VENV}: cannot be written; remove it or give it to this user")
