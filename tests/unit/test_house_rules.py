@@ -34,7 +34,8 @@ MACHINE_PATHS = re.compile(r"(?<![\w.])/(wo" + r"rk/(main|shared)|ro" + r"ot/\w)
 
 def tracked() -> list[Path]:
     listing = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        # root in a container is not the clone's owner
+        ["git", "-c", "safe.directory=*", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=REPOSITORY, capture_output=True, text=True, check=True,
     ).stdout  # fmt: skip
     return [REPOSITORY / line for line in listing.splitlines() if (REPOSITORY / line).is_file()]
