@@ -64,18 +64,23 @@ class DeployedLab:
         return (self.folder / "gateway.key").read_text().strip()
 
     def wait_for_engine(self, deadline_s: float = 120) -> None:
-        """Wait until the engine answers on the machine's own loopback."""
+        """Wait until the engine answers on the machine's own loopback, and its start was judged."""
         url = f"http://127.0.0.1:{self.port('engine')}/health"
         deadline = time.monotonic() + deadline_s
         while True:
             try:
                 with urllib.request.urlopen(url, timeout=5) as response:
-                    if response.status == 200:
+                    if response.status == 200 and self._start_judged():
                         return
             except OSError:
                 pass
             assert time.monotonic() < deadline, f"no engine within {deadline_s} s"
             time.sleep(0.2)
+
+    def _start_judged(self) -> bool:
+        command = "systemctl is-active fable-engine"
+        asked = self.run("script/lab", "ssh", "v100", command, check=False)
+        return asked.stdout.strip() == "active"
 
 
 def environment(name: str) -> dict[str, str]:
