@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from cuda_toolkit.parallel import Budget
+from cuda_toolkit.budget import Budget
 from cuda_toolkit.unpack import Entry, merge, unpack
 from hostlib.errors import HostError
 from hypothesis import given, settings

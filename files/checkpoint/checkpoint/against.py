@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hostlib.errors import HostError
+from hostlib.parallel import StoppableProgress, for_each
 
 from checkpoint import census
 from checkpoint.header import Shard, Span
-from checkpoint.parallel import StoppableProgress, for_each
 from checkpoint.shards import read_shards, tensors_of
 from checkpoint.strict import few
 

@@ -10,11 +10,11 @@ from hostlib.atomic import locked, replace_symlink, write_file
 from hostlib.collection import REMOVING, remove_leftovers
 from hostlib.download import fetch, join, read_bytes, sha256_file
 from hostlib.errors import HostError
+from hostlib.parallel import StoppableProgress, for_each
 from hostlib.progress import Progress
 
 from checkpoint import manifest, verify
 from checkpoint.manifest import FileEntry, Manifest
-from checkpoint.parallel import StoppableProgress, for_each
 from checkpoint.publish import check_places, check_replaceable, other_manifest, put_in_place
 from checkpoint.source import as_source
 from checkpoint.space import require_space

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hostlib.errors import EXIT_UNABLE, HostError
+from hostlib.parallel import StoppableProgress, for_each
 
 from checkpoint import census, manifest
 from checkpoint.copying import copy_range, shareable
 from checkpoint.header import BLOCK_BYTES, Shard, Tensor, build_header
-from checkpoint.parallel import StoppableProgress, for_each
 from checkpoint.parents import Parent
 from checkpoint.shards import build_index
 from checkpoint.strict import require_regular

@@ -14,12 +14,12 @@ from pathlib import Path
 from hostlib.atomic import fsync_dir, write_file
 from hostlib.download import sha256_file
 from hostlib.errors import EXIT_UNABLE, HostError
+from hostlib.parallel import StoppableProgress, for_each
 
 from checkpoint import census, manifest, serving
 from checkpoint.census import Tensors
 from checkpoint.dimensions import Architecture, architecture
 from checkpoint.manifest import Manifest
-from checkpoint.parallel import StoppableProgress, for_each
 from checkpoint.shards import read_shards, tensors_of
 from checkpoint.strict import as_object, few, read_object, require_regular
 

@@ -11,9 +11,10 @@ from typing import Any
 
 from hostlib.download import check_file, fetch, is_local, join, read_bytes, sha256_file
 from hostlib.errors import HostError
+from hostlib.parallel import StoppableProgress, for_each
 
 from cuda_toolkit import census
-from cuda_toolkit.parallel import Budget, StoppableProgress, for_each
+from cuda_toolkit.budget import Budget
 from cuda_toolkit.spec import Archives, Component
 from cuda_toolkit.unpack import Entry, merge, unpack
 from cuda_toolkit.xz import memory_bytes

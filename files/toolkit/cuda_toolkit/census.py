@@ -13,9 +13,9 @@ from pathlib import Path
 
 from hostlib.download import sha256_file
 from hostlib.errors import EXIT_UNABLE, HostError
+from hostlib.parallel import StoppableProgress, for_each
 from hostlib.progress import size_text
 
-from cuda_toolkit.parallel import StoppableProgress, for_each
 from cuda_toolkit.spec import SPEC_FILE, to_json
 from cuda_toolkit.stamp import STAMP_FILE
 from cuda_toolkit.unpack import Entry, link_stays

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from hostlib.download import check_file, fetch, is_local, sha256_file
 from hostlib.errors import EXIT_UNABLE, HostError
+from hostlib.parallel import StoppableProgress
 
 from cuda_toolkit import census
-from cuda_toolkit.parallel import StoppableProgress
 from cuda_toolkit.spec import Runfile
 
 LOG = Path("/tmp/cuda-installer.log")  # noqa: S108 - the runfile's own, not to be changed

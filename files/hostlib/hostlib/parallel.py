@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TypeVar
 
 from hostlib.errors import HostError
@@ -22,34 +21,14 @@ class StoppableProgress(Progress):
         self._stopped = threading.Event()
 
     def stop(self) -> None:
+        """End every thread at its next report."""
         self._stopped.set()
 
     def add(self, count: int) -> None:
+        """Record `count` further bytes; raises HostError once it is stopped."""
         if self._stopped.is_set():
             raise HostError(f"{self.label}: stopped")
         super().add(count)
-
-
-class Budget:
-    """Something that workers share, such as memory: each waits until its part is free."""
-
-    def __init__(self, total: int) -> None:
-        self._total = self._free = total
-        self._changed = threading.Condition()
-
-    @contextlib.contextmanager
-    def part(self, wanted: int) -> Iterator[None]:
-        """Hold `wanted` of it, or all of it where that is less."""
-        taken = min(wanted, self._total)
-        with self._changed:
-            self._changed.wait_for(lambda: self._free >= taken)
-            self._free -= taken
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._free += taken
-                self._changed.notify_all()
 
 
 def for_each(
@@ -63,14 +42,13 @@ def for_each(
     Raises:
         HostError, OSError: whatever `work` raised first.
     """
-    with ThreadPoolExecutor(max_workers=workers) as pool:
+    with ThreadPoolExecutor(workers) as pool:
         running = [pool.submit(work, item) for item in items]
         try:
-            done, _ = wait(running, return_when=FIRST_EXCEPTION)
-            errors = [error for item in done if (error := item.exception())]
-        finally:
+            for done in as_completed(running):
+                done.result()
+        except BaseException:
             progress.stop()
             pool.shutdown(wait=False, cancel_futures=True)
-    if errors:
-        raise errors[0]
+            raise
     progress.close()
