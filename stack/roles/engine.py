@@ -12,7 +12,7 @@ from venv_build.build import venv_name
 from stack import FILES, artifacts
 from stack.artifacts import Artifacts
 from stack.managed import ROOT, Entry, Owner, directory, file, link, program, render
-from stack.operations.programs import committed_release, installed, managed_files
+from stack.operations.programs import committed_release, managed_files
 from stack.operations.storage import mounted
 from stack.operations.units import (
     packet_filter_loaded,
@@ -35,6 +35,7 @@ from stack.places import (
 )
 from stack.release import render_release
 from stack.roles import checkpoint, toolkit
+from stack.roles.venv import built_venv
 from stack.settings import EngineHost
 
 ENGINE_MODULES = ("vllm.entrypoints.openai.api_server",)
@@ -163,17 +164,13 @@ def engine(settings: EngineHost, locked: Artifacts, gateway_address: str) -> Non
     """Build the venv, lay the release down, enable the units, and ask enginectl for the release."""
     places = EnginePlaces(settings.storage)
     user = settings.service.user
-    tool = str(places.tools / "bin" / "venv-build")
-    arguments = [
-        "--requirements", requirements_file(settings, locked, ROOT).path,
-        "--python", settings.engine.python,
-        "--root", str(places.venvs),
-    ]  # fmt: skip
-    imports = [part for module in ENGINE_MODULES for part in ("--import", module)]
-    installed(
+    built_venv(
         name="Engine venv: built from its hash lock, imports proved",
-        status=[tool, "status", *arguments],
-        install=[tool, "build", *arguments, *imports],
+        tools=places.tools,
+        requirements=requirements_file(settings, locked, ROOT).path,
+        python=settings.engine.python,
+        root=places.venvs,
+        modules=ENGINE_MODULES,
         user=user,
     )
     managed_files(name="enginectl", entries=root_programs(), user="root")

@@ -11,7 +11,7 @@ from venv_build.build import venv_name
 
 from stack import FILES
 from stack.managed import EXECUTABLE, Entry, Guard, Owner, directory, file, program, render
-from stack.operations.programs import installed, managed_files
+from stack.operations.programs import managed_files
 from stack.operations.units import port_held, running_deployment, unit_enabled, units_read
 from stack.places import (
     GATEWAY_CONFIG,
@@ -21,6 +21,7 @@ from stack.places import (
     UNITS,
     GatewayPlaces,
 )
+from stack.roles.venv import built_venv
 from stack.settings import GatewayHost
 
 REQUIREMENTS = FILES / "gateway" / "requirements.lock"
@@ -163,19 +164,15 @@ def gateway(settings: GatewayHost, engine_address: str) -> None:
     places = GatewayPlaces(settings.service)
     user = settings.service.user
     managed_files(name="Gateway program and venv lock", entries=user_files(settings), user=user)
-    tool = str(places.tools / "bin" / "venv-build")
-    arguments = [
-        "--requirements", requirements_file(settings, Owner(user, user)).path,
-        "--python", settings.gateway.python,
-        "--root", str(places.venvs),
-        "--link", str(places.venv),
-    ]  # fmt: skip
-    imports = [part for module in MODULES for part in ("--import", module)]
-    installed(
+    built_venv(
         name="Gateway venv: built from its hash lock, imports proved",
-        status=[tool, "status", *arguments],
-        install=[tool, "build", *arguments, *imports],
+        tools=places.tools,
+        requirements=requirements_file(settings, Owner(user, user)).path,
+        python=settings.gateway.python,
+        root=places.venvs,
+        modules=MODULES,
         user=user,
+        link=places.venv,
     )
     managed_files(name="Gateway units", entries=root_files(settings), user="root")
     managed_files(name="Gateway socket", entries=[socket_file(settings)], user="root")
