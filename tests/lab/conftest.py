@@ -13,7 +13,7 @@ import pytest
 from lab import mirror
 from lab.debian import debian_mirror
 from lab.places import CACHE
-from tests.lab.lab_support import LAB_NAME, REPOSITORY, DeployedLab, environment
+from tests.lab.lab_support import LAB_NAME, DeployedLab, environment
 from tests.lab.toolkit_lab import apt_sources, new_site
 from tests.unit.toolkit_support import Site, lay_out_programs, served
 
@@ -37,16 +37,9 @@ def deploy_with(
 ) -> Callable[[dict[str, object]], CompletedProcess[str]]:
     """Deploy with other settings: returns pyinfra's run for a dict of v100 overrides."""
 
-    def run(overrides: dict[str, object]) -> CompletedProcess[str]:
-        text = (REPOSITORY / "inventory/lab.py").read_text()
-        text += f"\nv100[0][1]['overrides'].update({overrides!r})\n"
-        inventory = tmp_path_factory.mktemp("inventory") / "lab.py"
-        inventory.write_text(text)
-        return lab.run(
-            ".venv/bin/pyinfra", "-y", str(inventory), "deploy.py", "--limit", "v100", check=False
-        )
-
-    return run
+    return lambda overrides: lab.deploy_with(
+        "v100", overrides, tmp_path_factory.mktemp("inventory")
+    )
 
 
 @pytest.fixture(scope="session")

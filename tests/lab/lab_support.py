@@ -44,6 +44,18 @@ class DeployedLab:
         """Output of a shell command on a host."""
         return self.run("script/lab", "ssh", host, command).stdout.strip()
 
+    def deploy_with(
+        self, group: str, overrides: dict[str, object], folder: Path
+    ) -> subprocess.CompletedProcess[str]:
+        """pyinfra's run on `group` with other settings; the inventory for it goes into `folder`."""
+        text = (REPOSITORY / "inventory/lab.py").read_text()
+        text += f"\n{group}[0][1]['overrides'].update({overrides!r})\n"
+        inventory = folder / "lab.py"
+        inventory.write_text(text)
+        return self.run(
+            ".venv/bin/pyinfra", "-y", str(inventory), "deploy.py", "--limit", group, check=False
+        )
+
     def status(self) -> dict[str, object]:
         """What enginectl says on v100."""
         shown = self.on("v100", "sudo enginectl status --json || true")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab.lab_support import REPOSITORY, DeployedLab
+from tests.lab.lab_support import DeployedLab
 
 pytestmark = pytest.mark.timeout(600)
 PORT = 18777
@@ -27,16 +27,7 @@ DeployGateway = Callable[[dict[str, object]], CompletedProcess[str]]
 def deploy_gateway(lab: DeployedLab, tmp_path_factory: pytest.TempPathFactory) -> DeployGateway:
     """Deploy dgx with other settings: returns pyinfra's run for a dict of overrides."""
 
-    def run(overrides: dict[str, object]) -> CompletedProcess[str]:
-        text = (REPOSITORY / "inventory/lab.py").read_text()
-        text += f"\ndgx[0][1]['overrides'].update({overrides!r})\n"
-        inventory = tmp_path_factory.mktemp("inventory") / "lab.py"
-        inventory.write_text(text)
-        return lab.run(
-            ".venv/bin/pyinfra", "-y", str(inventory), "deploy.py", "--limit", "dgx", check=False
-        )
-
-    return run
+    return lambda overrides: lab.deploy_with("dgx", overrides, tmp_path_factory.mktemp("inventory"))
 
 
 class Load:

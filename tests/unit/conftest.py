@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from lab import checkpoint as miniature
 from lab.checkpoint import Pair
 from tests.unit.checkpoint_support import small_pair
+from tests.unit.gateway_support import Engine, Gateway, engine, gateway_before
 from tests.unit.test_checkpoint_fetch import Host, lay_out_tools
 
 
@@ -35,3 +37,25 @@ def host(ckpt_tools: Path, tmp_path: Path) -> Host:
 def source(tmp_path_factory: pytest.TempPathFactory) -> miniature.CheckpointInfo:
     """A whole checkpoint with its manifest, to be fetched."""
     return miniature.build(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[Engine]:
+    """An engine for the gateway of a module."""
+    with engine() as invented:
+        yield invented
+
+
+@pytest.fixture(scope="module")
+def shared(upstream: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    """A gateway for all tests of a module."""
+    with gateway_before(upstream.url, tmp_path_factory.mktemp("gateway")) as running:
+        yield running
+
+
+@pytest.fixture
+def gateway(shared: Gateway, upstream: Engine) -> Gateway:
+    """The module's gateway, its engine having seen nothing yet."""
+    while not upstream.seen.empty():
+        upstream.seen.get()
+    return shared

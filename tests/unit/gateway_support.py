@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import openai
 from aiohttp import web
 
 ROOT = Path(__file__).parents[2]
@@ -340,6 +341,11 @@ def gateway_before(
     finally:
         if gateway.process.poll() is None:
             gateway.stop()
+
+
+def client(gateway: Gateway, key: str = KEY) -> openai.OpenAI:
+    """The official client before `gateway`."""
+    return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from enginectl import cards, systemd
 
-from tests.unit.enginectl_host import WAIT_S, Host, state_of
+from tests.unit.enginectl_host import WAIT_S, Host, state_of, wait_until
 from tests.unit.enginectl_support import good_log, install
 
 
@@ -226,10 +226,7 @@ def test_a_killed_switch_leaves_no_candidate_behind_its_end(serving: tuple[Host,
     """SIGKILL leaves the trial file; the state still names the release from before."""
     host, one = serving
     process = host.begin(host.release("two", env={"HANG": "1"}))
-    deadline = time.monotonic() + WAIT_S
-    while host.running_or_none() != "two":
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: host.running_or_none() == "two", "the candidate does not run")
     process.kill()
     process.communicate()
     assert host.state["committed"] == one

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 
 from tests.unit.gateway_answers import DONE, event, read_stream, request, whole
-from tests.unit.gateway_support import KEY, Engine, Gateway, engine, gateway_before
+from tests.unit.gateway_support import Engine, Gateway, client
 
 XML = (
     "One moment.\n<tool_call>\n<function=ferry_times>\n<parameter=quay>\nNorth\n</parameter>\n"
@@ -21,29 +20,6 @@ USAGE = (
     b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m",'
     b'"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}}\n\n'
 )
-
-
-@pytest.fixture(scope="module")
-def upstream() -> Iterator[Engine]:
-    with engine() as invented:
-        yield invented
-
-
-@pytest.fixture(scope="module")
-def shared(upstream: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    with gateway_before(upstream.url, tmp_path_factory.mktemp("gateway")) as running:
-        yield running
-
-
-@pytest.fixture
-def gateway(shared: Gateway, upstream: Engine) -> Gateway:
-    while not upstream.seen.empty():
-        upstream.seen.get()
-    return shared
-
-
-def client(gateway: Gateway) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=KEY, max_retries=0)
 
 
 def events(*chunks: bytes, **more: object) -> dict[str, Any]:

@@ -10,7 +10,6 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -30,25 +29,6 @@ from tests.unit.gateway_support import (
 )
 
 JSON_TYPE = "application/json; charset=utf-8"
-
-
-@pytest.fixture(scope="module")
-def upstream() -> Iterator[Engine]:
-    with engine() as invented:
-        yield invented
-
-
-@pytest.fixture(scope="module")
-def shared(upstream: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    with gateway_before(upstream.url, tmp_path_factory.mktemp("gateway")) as running:
-        yield running
-
-
-@pytest.fixture
-def gateway(shared: Gateway, upstream: Engine) -> Gateway:
-    while not upstream.seen.empty():
-        upstream.seen.get()
-    return shared
 
 
 def gauges(gateway: Gateway) -> dict[str, float]:

@@ -6,7 +6,6 @@ import hashlib
 import http.client
 import json
 import socket
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,35 +22,13 @@ from tests.unit.gateway_support import (
     PATIENCE_S,
     Engine,
     Gateway,
+    client,
     engine,
     gateway_before,
 )
 
 FINISH = b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
-
-
-@pytest.fixture(scope="module")
-def upstream() -> Iterator[Engine]:
-    with engine() as invented:
-        yield invented
-
-
-@pytest.fixture(scope="module")
-def shared(upstream: Engine, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    with gateway_before(upstream.url, tmp_path_factory.mktemp("gateway")) as running:
-        yield running
-
-
-@pytest.fixture
-def gateway(shared: Gateway, upstream: Engine) -> Gateway:
-    while not upstream.seen.empty():
-        upstream.seen.get()
-    return shared
-
-
-def client(gateway: Gateway, key: str = KEY) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key=key, max_retries=0)
 
 
 def hexed(*chunks: bytes) -> list[str]:
