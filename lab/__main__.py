@@ -13,8 +13,9 @@ from hostlib.errors import HostError
 
 from lab import control, places
 from lab.arguments import parser
-from lab.errors import EXIT_FAILED, EXIT_NO_SPACE, EXIT_USAGE, LabError
+from lab.errors import LabError
 from lab.places import HOSTS, Lab
+from stack.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NO_SPACE, EXIT_USAGE
 
 
 def main() -> int:
@@ -39,7 +40,7 @@ def main() -> int:
         return EXIT_NO_SPACE if error.errno == errno.ENOSPC else EXIT_FAILED
     except KeyboardInterrupt:
         print("script/lab: interrupted; `script/lab down` removes what is left", file=sys.stderr)
-        return 130
+        return EXIT_INTERRUPTED
 
 
 def _obey(arguments: argparse.Namespace) -> int:

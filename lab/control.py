@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from lab import image, network, places
-from lab.errors import EXIT_NO_ROOT, EXIT_STALE_LAB, LabError
+from lab.errors import LabError
 from lab.places import DEFAULT_NAME, HOSTS, LOGIN_USER, Lab
 from lab.supplies import Supplies, build_supplies
+from stack.exits import EXIT_NO_ROOT, EXIT_STALE_LAB
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SSH_DEADLINE_S = 90.0

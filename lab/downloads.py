@@ -7,7 +7,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from lab.errors import EXIT_NO_NETWORK, LabError
+from lab.errors import LabError
+from stack.exits import EXIT_NO_NETWORK
 
 WHEEL_PLATFORMS = (
     "manylinux1_x86_64",

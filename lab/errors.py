@@ -3,15 +3,7 @@
 from __future__ import annotations
 
 from stack.errors import StackError
-
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_NO_ROOT = 3
-EXIT_NO_NETWORK = 4
-EXIT_NO_SPACE = 5
-EXIT_APT_LOCKED = 6
-EXIT_PORT_IN_USE = 7
-EXIT_STALE_LAB = 8
+from stack.exits import EXIT_FAILED
 
 
 class LabError(StackError):

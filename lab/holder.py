@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from lab import cgroups, network, places, site
-from lab.errors import EXIT_FAILED, LabError
+from lab.errors import LabError
 from lab.hosts import Host
+from stack.exits import EXIT_FAILED
 
 HOST_VERBS = ("start", "reboot", "poweroff", "cut", "reset")
 

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from lab.errors import EXIT_NO_NETWORK, EXIT_NO_SPACE, LabError
+from lab.errors import LabError
 from lab.places import CACHE, LOGIN_USER, SERVICE_USER
+from stack.exits import EXIT_NO_NETWORK, EXIT_NO_SPACE
 
 SUITE = "bookworm"
 PACKAGES = (

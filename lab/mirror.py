@@ -29,7 +29,8 @@ from hostlib.download import sha256_file
 
 from lab.debian import fetch_package
 from lab.downloads import download_wheels
-from lab.errors import EXIT_NO_SPACE, LabError
+from lab.errors import LabError
+from stack.exits import EXIT_NO_SPACE
 
 PARTS = Path(__file__).with_name("mirror_parts.json")
 NEEDED_BYTES = 1 << 30

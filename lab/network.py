@@ -15,8 +15,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from lab.errors import EXIT_PORT_IN_USE, LabError
+from lab.errors import LabError
 from lab.places import BRIDGE, BRIDGE_ADDRESS, FORWARDS, PREFIX_LENGTH, SLIRP_ADDRESS
+from stack.exits import EXIT_PORT_IN_USE
 
 SLIRP_DEADLINE_S = 10.0
 FIRST_INNER_PORT = 20000

@@ -11,7 +11,8 @@ from typing import Any
 
 import yaml
 
-from lab.errors import EXIT_FAILED, EXIT_STALE_LAB, EXIT_USAGE, LabError
+from lab.errors import LabError
+from stack.exits import EXIT_FAILED, EXIT_STALE_LAB, EXIT_USAGE
 
 RUN = Path("/run/fable-lab")
 CACHE = Path(os.environ.get("FABLE_LAB_CACHE") or "/var/cache/fable-lab")

@@ -19,18 +19,23 @@ from pathlib import Path
 from types import TracebackType
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY))
+
+from stack.exits import (  # noqa: E402
+    EXIT_APT_LOCKED,
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_NO_NETWORK,
+    EXIT_NO_ROOT,
+    EXIT_NO_SPACE,
+    EXIT_USAGE,
+)
+
 VENV = REPOSITORY / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOCKS = REPOSITORY / "requirements"
 OLDEST_PYTHON = (3, 11)
 
-EXIT_FAILED = 1
-EXIT_USAGE = 2
-EXIT_NO_ROOT = 3
-EXIT_NO_NETWORK = 4
-EXIT_NO_SPACE = 5
-EXIT_APT_LOCKED = 6
-EXIT_INTERRUPTED = 130
 APT_LOCK_SECONDS = 120
 APT_DEADLINE_SECONDS = 1800
 EXIT_TIMED_OUT = 124  # of timeout(1)
@@ -124,7 +129,6 @@ def enter(script: str, *, lab: bool = False, dev: bool = False) -> None:
         signal.signal(number, _end)
     sys.excepthook = functools.partial(_last_words, script)
     prepare(lab=lab, dev=dev)
-    sys.path.insert(0, str(REPOSITORY))
     os.chdir(REPOSITORY)
 
 

@@ -14,10 +14,9 @@ from typing import Any
 
 from stack import REPOSITORY
 from stack.errors import StackError, UsageError
+from stack.exits import EXIT_FAILED, EXIT_USAGE
 
 DEADLINE_S = 60
-EXIT_FAILED = 1
-EXIT_USAGE = 2
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,8 @@ from hostlib.errors import EXIT_UNABLE, HostError
 
 from stack import FILES, REPOSITORY
 from stack.artifacts import LOCK
+from stack.exits import EXIT_FAILED, EXIT_NO_NETWORK
 from stack.hub import manifest_at
-
-EXIT_REFUSED = 1
-EXIT_NO_NETWORK = 4
 
 # input → lock; all universal, for control machines and hosts differ in Python and architecture
 PYTHON_LOCKS = (
@@ -52,7 +50,7 @@ def main(arguments: list[str]) -> int:
         print(f"script/lock: {error.message}", file=sys.stderr)
         for line in error.details:
             print(f"  {line}", file=sys.stderr)
-        return EXIT_NO_NETWORK if error.exit_code == EXIT_UNABLE else EXIT_REFUSED
+        return EXIT_NO_NETWORK if error.exit_code == EXIT_UNABLE else EXIT_FAILED
     return 0
 
 

@@ -9,11 +9,10 @@ import sys
 from typing import Any
 
 from stack.errors import StackError, UsageError
+from stack.exits import EXIT_FAILED, EXIT_USAGE
 from stack.inventory import read
 
 PYINFRA = [sys.executable, "-m", "pyinfra"]
-EXIT_FAILED = 1
-EXIT_NOT_CONFIRMED = 2
 
 
 def deploy(inventory: str, *, limit: str | None, ask: bool) -> int:
@@ -29,7 +28,7 @@ def deploy(inventory: str, *, limit: str | None, ask: bool) -> int:
         groups = read(inventory, limit)
     except StackError as error:
         print(f"script/deploy: {error}", file=sys.stderr)
-        return EXIT_NOT_CONFIRMED if isinstance(error, UsageError) else EXIT_FAILED
+        return EXIT_USAGE if isinstance(error, UsageError) else EXIT_FAILED
     hosts = [member.name for members in groups.values() for member in members]
     print(f"looking at what {inventory} needs")
     plan = look(target)
@@ -44,7 +43,7 @@ def deploy(inventory: str, *, limit: str | None, ask: bool) -> int:
         print(f"  {line}")
     if ask and not _confirmed(inventory):
         print("script/deploy: not confirmed, nothing changed", file=sys.stderr)
-        return EXIT_NOT_CONFIRMED
+        return EXIT_USAGE
     done = subprocess.run([*PYINFRA, "-y", *target], env=_environment(), check=False)
     return EXIT_FAILED if done.returncode else 0
 
