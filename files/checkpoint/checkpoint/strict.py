@@ -31,11 +31,7 @@ def read_object(path: Path) -> dict[str, object]:
 def read_small(path: Path) -> bytes:
     """The whole of `path`; raises HostError if it is absent, no regular file, or large."""
     require_regular(path)
-    with path.open("rb") as stream:
-        content = stream.read(LIMIT_BYTES + 1)
-    if len(content) > LIMIT_BYTES:
-        raise HostError(f"{path}: larger than {LIMIT_BYTES} bytes; this is not the file expected")
-    return content
+    return strict_json.read_limited(path, LIMIT_BYTES)
 
 
 def as_object(value: object, where: str) -> dict[str, object]:

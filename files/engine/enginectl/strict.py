@@ -31,11 +31,7 @@ def read(path: Path) -> dict[str, Any]:
         HostError: as in `loads`, or the file is larger than 1 MiB.
         OSError: the file cannot be read.
     """
-    with path.open("rb") as stream:
-        content = stream.read(LIMIT_BYTES + 1)
-    if len(content) > LIMIT_BYTES:
-        raise HostError(f"{path}: larger than {LIMIT_BYTES} bytes; this is not the file expected")
-    return loads(content, str(path))
+    return loads(strict_json.read_limited(path, LIMIT_BYTES), str(path))
 
 
 def check_keys(value: object, types: Types, where: str) -> dict[str, Any]:

@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from hostlib.errors import HostError
+
+
+def read_limited(path: Path, limit_bytes: int) -> bytes:
+    """The whole of a small file.
+
+    Raises:
+        HostError: it is larger than `limit_bytes`; no more than that is read.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as stream:
+        content = stream.read(limit_bytes + 1)
+    if len(content) > limit_bytes:
+        raise HostError(f"{path}: larger than {limit_bytes} bytes; this is not the file expected")
+    return content
 
 
 def parse_object(raw: bytes | str, where: str, way_out: str) -> dict[str, Any]:
